@@ -1,0 +1,77 @@
+# Needs make and Python >= 3.11, nothing else. PYTHON chooses the interpreter, VENV the environment's folder.
+PYTHON ?= python3
+VENV ?= .venv
+
+BIN := $(VENV)/bin
+# --no-compile below: bytecode is made when first needed, which takes a third off the install.
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Says that a folder is ours to clear; made before anything else in it, and never removed from it.
+MARK := $(VENV)/.kv-harness
+# Last to be made, so an interrupted install is done again; named after this folder, because the editable install
+# of another checkout, or of this one before it moved, would run other code than you see.
+STAMP := $(VENV)/.installed-$(shell pwd -P | cksum | cut -d' ' -f1)
+GENERATED := reports/families reports/checkpoints reports/targets
+
+.PHONY: run test lint format bench seeds publish-reports constraints clean
+
+run: $(STAMP)  # every family at the quick profile; reports in reports/
+	$(BIN)/kv-harness run --profile quick --strict
+
+test: $(STAMP)  # the test suite, on all cores
+	$(BIN)/python -m pytest -n auto
+
+lint: $(STAMP)  # style, format and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(STAMP)  # what lint can mend by itself
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(STAMP)  # what the harness costs per forward
+	$(BIN)/python tests/bench/overhead.py
+
+seeds: $(STAMP)  # the offset mask is found and the live mask passes, in 20 seeds of every family
+	$(BIN)/python tests/bench/seeds.py
+
+publish-reports: $(STAMP)  # the main job once more; its reports become the committed ones
+	@set -e; new=$$(mktemp -d); trap 'rm -rf "$$new"' EXIT; trap 'exit 130' INT TERM; \
+	$(BIN)/kv-harness run --profile quick --strict --out "$$new"; \
+	mkdir -p reports/published/families; \
+	rm -f reports/published/families/*.md reports/published/families/*.json; \
+	cp "$$new"/families/*.md "$$new"/families/*.json reports/published/families/; \
+	ls reports/published/families
+
+define CHECK_PYTHON
+'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	|| { echo "error: this needs Python 3.11 or newer; '$(PYTHON)' is older or missing: set PYTHON=/path/to/python3" >&2; exit 1; }; \
+'$(PYTHON)' -c 'import ensurepip, venv' 2>/dev/null \
+	|| { echo "error: '$(PYTHON)' has no venv module (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
+endef
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(CHECK_PYTHON)
+	@if [ -n "$$(ls -A '$(VENV)' 2>/dev/null)" ] && [ ! -e '$(MARK)' ]; then \
+	echo "error: '$(VENV)' was not made by this Makefile: remove it, or set VENV=another-folder" >&2; exit 1; fi
+	@echo "installing into $(VENV) (a minute or two)"
+	@mkdir -p '$(VENV)' && touch '$(MARK)'
+	@find '$(VENV)' -mindepth 1 -maxdepth 1 ! -name '$(notdir $(MARK))' -exec rm -rf {} +
+	@'$(PYTHON)' -m venv '$(VENV)'
+	@$(PIP) install -q --no-compile -c constraints.txt -e '.[dev]'
+	@touch -r '$(MARK)' '$@'
+
+constraints:  # resolve the newest versions that the ranges of pyproject.toml allow
+	@$(CHECK_PYTHON)
+	@set -e; new=$$(mktemp -d); trap 'rm -rf "$$new"' EXIT; trap 'exit 130' INT TERM; \
+	'$(PYTHON)' -m venv "$$new/venv"; \
+	"$$new/venv/bin/python" -m pip --disable-pip-version-check install -q -e '.[dev]'; \
+	{ echo "# The versions that CI runs with; written by 'make constraints'."; \
+	"$$new/venv/bin/python" -m pip --disable-pip-version-check freeze --exclude-editable \
+	| sed 's/+[a-z0-9.]*$$//' | grep -E '^[A-Za-z0-9._-]+==[A-Za-z0-9.]+$$' | LC_ALL=C sort -f; } > "$$new/pins"; \
+	cp "$$new/pins" constraints.txt; wc -l constraints.txt
+
+clean:  # environment, caches and generated reports; keeps findings, published reports and the example database
+	@[ ! -e '$(MARK)' ] || rm -rf '$(VENV)'
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache $(GENERATED)
+	find harness properties reference_models tests -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,200 @@
+"""The command line: ``kv-harness run | replay | families | properties``.
+
+Exit codes everywhere: 0 clean, 1 findings (or vacuous under ``--strict``, or interrupted), 2 unusable input, with one
+line on stderr that names it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+# A compiled function hides its calls from the probe, and compiling on the CPU costs seconds; before MLX is imported.
+os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
+# TF32 on a GPU is not float32; the comparisons assume that it is.
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
+
+from harness import __version__
+from harness.profiles import PROFILES
+
+CLEAN, FINDINGS, UNUSABLE = 0, 1, 2
+
+
+class UsageError(Exception):
+    """Input that cannot be used; the message is one line."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The argument parser of ``kv-harness``."""
+    parser = _Parser(prog="kv-harness", description="Proves the KV cache and the attention masks of MLX models right.")
+    parser.add_argument("--version", action="version", version=f"kv-harness {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="draw programs, judge every property, write a report per family")
+    run.add_argument("--families", metavar="A,B", help="comma-separated; default: all")
+    run.add_argument("--profile", choices=list(PROFILES), default="quick", help="budget (default: quick)")
+    run.add_argument("--seed", type=int, metavar="N", help="default: 0; nightly: a new one every time")
+    run.add_argument("--policy", choices=("live", "offset"), default="live", help="where masks take their width from")
+    run.add_argument("--out", type=Path, default=Path("reports"), metavar="DIR", help="default: reports")
+    run.add_argument(
+        "--strict",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="a property without a decisive step fails the run (default)",
+    )
+    _device_option(run)
+    run.set_defaults(act=_run)
+
+    replay = commands.add_parser("replay", help="run the program of a trace file again: FIXED, FAILED or ERROR")
+    replay.add_argument("file", type=Path)
+    _device_option(replay)
+    replay.set_defaults(act=_replay)
+
+    families = commands.add_parser("families", help="list the reference families and their variants")
+    families.set_defaults(act=_families)
+    properties = commands.add_parser("properties", help="list the properties and what makes a step decisive")
+    properties.set_defaults(act=_properties)
+    return parser
+
+
+def _device_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "gpu"),
+        default=os.environ.get("KV_HARNESS_DEVICE") or None,
+        help="default: $KV_HARNESS_DEVICE, or what MLX prefers",
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    try:
+        arguments = build_parser().parse_args(argv)
+        signal.signal(
+            signal.SIGTERM, signal.default_int_handler
+        )  # a stopped job keeps what it measured, as Ctrl-C does
+        return int(arguments.act(arguments))
+    except UsageError as error:
+        return _unusable(str(error))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return FINDINGS
+    except BrokenPipeError:
+        # the reader (head, a pager) has had enough; nothing is wrong with the run itself
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLEAN
+
+
+def _unusable(message: str) -> int:
+    print(f"kv-harness: error: {' '.join(message.split())}", file=sys.stderr)
+    return UNUSABLE
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from harness.runner import run_families
+
+    reference = _reference(arguments.device)
+    profile = PROFILES[arguments.profile]
+    seed = arguments.seed
+    if seed is None:
+        seed = secrets.randbelow(2**32) if profile.remember else 0
+    if not 0 <= seed < 2**32:
+        raise UsageError(f"argument --seed: must lie in [0, 2**32), got {seed}")
+    names = reference.FAMILIES
+    if arguments.families is not None:
+        names = tuple(dict.fromkeys(name.strip() for name in arguments.families.split(",") if name.strip()))
+        if not names:
+            raise UsageError("argument --families: names no family")
+    try:
+        for name in names:
+            reference.targets(name)
+    except reference.UnknownFamily as error:
+        raise UsageError(str(error)) from error
+    try:
+        return run_families(
+            names,
+            profile=profile,
+            seed=seed,
+            policy=arguments.policy,
+            out=arguments.out,
+            strict=arguments.strict,
+            device=arguments.device,
+        )
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UsageError(f"cannot write reports to {arguments.out}: {error.strerror or error}") from error
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    import properties
+    from harness.replay import Outcome, replay
+    from harness.trace import TraceError, read_trace
+
+    reference = _reference(arguments.device)
+    try:
+        trace = read_trace(arguments.file)
+        target = reference.target_from_identity(trace.target)
+        result = replay(trace, target, properties.ALL)
+    except (TraceError, reference.TargetError, reference.UnknownFamily) as error:
+        message = str(error)
+        where = "" if message.startswith(str(arguments.file)) else f"{arguments.file}: "
+        print(f"ERROR   {' '.join((where + message).split())}", file=sys.stderr)
+        return UNUSABLE
+    print(result.text(trace))
+    return CLEAN if result.outcome is Outcome.FIXED else FINDINGS
+
+
+def _families(_: argparse.Namespace) -> int:
+    from tabulate import tabulate
+
+    reference = _reference()
+    rows = []
+    for family in reference.FAMILIES:
+        targets = reference.targets(family)
+        variants = list(dict.fromkeys(target.variant.name for target in targets))
+        storages = list(dict.fromkeys(target.storage for target in targets))
+        rows.append([family, ", ".join(variants), ", ".join(storages)])
+    print(tabulate(rows, headers=["family", "variants", "caches"], tablefmt="simple", maxcolwidths=[None, 76, None]))
+    return CLEAN
+
+
+def _properties(_: argparse.Namespace) -> int:
+    import textwrap
+
+    import properties
+
+    for prop in properties.ALL:
+        print(prop.id)
+        print(textwrap.fill(prop.sentence, 110, initial_indent="    ", subsequent_indent="    "))
+        print(textwrap.fill(f"decisive: {prop.decisive_when}", 110, initial_indent="    ", subsequent_indent="    "))
+    return CLEAN
+
+
+def _reference(device: str | None = None) -> Any:
+    """The reference target, on ``device`` if one is named; MLX is only loaded when a command needs it."""
+    try:
+        from harness.targets import reference
+    except ImportError as error:
+        raise UsageError(f"MLX cannot be loaded ({error}); on Linux install 'mlx[cpu]', on macOS 'mlx'") from error
+    if device is not None:
+        try:
+            reference.use_device(device)
+        except reference.TargetError as error:
+            raise UsageError(f"argument --device: {error}") from error
+    return reference
+
+
+if __name__ == "__main__":
+    sys.exit(main())

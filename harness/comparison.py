@@ -1,0 +1,43 @@
+"""The one place that compares numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How two arrays differ. ``index`` is the first element whose bytes differ; ``largest`` the largest absolute
+    difference (nan where a nan faces a number)."""
+
+    same_bytes: bool
+    largest: float
+    index: tuple[int, ...] | None = None
+    left: float | None = None
+    right: float | None = None
+
+
+def bytes_of(array: Array) -> bytes:
+    """The raw bytes in C order."""
+    return np.ascontiguousarray(array).tobytes()
+
+
+def compare_bytes(left: Array, right: Array) -> Difference:
+    """Compare as bytes: -0.0 differs from 0.0, a nan equals the same nan. Shapes and dtypes must agree (ValueError)."""
+    if left.shape != right.shape or left.dtype != right.dtype:
+        raise ValueError(f"cannot compare {left.dtype}{list(left.shape)} with {right.dtype}{list(right.shape)}")
+    if bytes_of(left) == bytes_of(right):
+        return Difference(True, 0.0)
+    width = left.dtype.itemsize
+    a = np.frombuffer(bytes_of(left), np.uint8).reshape(*left.shape, width)
+    b = np.frombuffer(bytes_of(right), np.uint8).reshape(*right.shape, width)
+    index = tuple(int(i) for i in np.argwhere((a != b).any(-1))[0])
+    with np.errstate(invalid="ignore"):
+        gap = np.abs(left.astype(np.float64) - right.astype(np.float64))
+    gap = np.where((a == b).all(-1), 0.0, gap)  # inf facing the same inf would be nan and hide the rest
+    return Difference(False, float(gap.max()), index, float(left[index]), float(right[index]))

@@ -1,0 +1,156 @@
+"""Applies operations to a ledger and a session side by side, and keeps what happened as Steps.
+
+The state machine, replay and reports all go through here: one operation means one thing everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from harness.ledger import Append, SequenceLedger, SequenceState
+from harness.operations import (
+    Chunk,
+    Decode,
+    EnforceMaxKvSize,
+    Operation,
+    Owner,
+    Prefill,
+    Program,
+    Rollback,
+    TrimFront,
+)
+from harness.target import CacheLengths, ForwardObservation, RemovalObservation, Target
+
+
+def token_ids(sequence: int, count: int, start: int, vocab_size: int) -> tuple[int, ...]:
+    """Ids of the tokens number start .. start + count - 1 that a sequence ever processes.
+
+    They depend on how many tokens the sequence has processed, not on their position: after a rollback the same
+    position gets another token, so a stale row cannot pass for a fresh one.  A multiplicative hash spreads them.
+    """
+    return tuple(
+        (((sequence + 1) * 0x9E3779B1 + number * 0x85EBCA6B + (number >> 3) * 0xC2B2AE35) & 0xFFFFFFFF) % vocab_size
+        for number in range(start, start + count)
+    )
+
+
+@dataclass(frozen=True)
+class ForwardStep:
+    """One forward within a step: what the ledger says was appended and what the target did."""
+
+    append: Append
+    seen: ForwardObservation
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation: the ledger's state on both sides, and the observations."""
+
+    index: int
+    operation: Operation
+    before: SequenceState
+    after: SequenceState
+    owner: Owner
+    forwards: tuple[ForwardStep, ...] = ()
+    expected_removed: int | None = None  # None for an operation that removes nothing by nature
+    removal: RemovalObservation | None = None
+    first_held: int | None = None  # absolute position of the oldest key held afterwards
+    lengths: tuple[CacheLengths, ...] = ()
+    others: dict[int, tuple[SequenceState, tuple[CacheLengths, ...]]] = field(default_factory=dict)
+
+    @property
+    def error(self) -> str | None:
+        if self.removal is not None and self.removal.error is not None:
+            return self.removal.error
+        return next((f.seen.error for f in self.forwards if f.seen.error is not None), None)
+
+
+class Execution:
+    """A program in the making on one target. After an error the session is not to be trusted: ``stopped``."""
+
+    def __init__(self, target: Target, owners: tuple[Owner, ...] = ("pool",)) -> None:
+        self.target = target
+        self.owners = owners
+        self.ledgers = [SequenceLedger(owner) for owner in owners]
+        self.steps: list[Step] = []
+        self._processed = [0] * len(owners)
+        self._session = target.open(owners)
+
+    @property
+    def program(self) -> Program:
+        return Program(tuple(step.operation for step in self.steps), self.owners)
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self.steps) and self.steps[-1].error is not None
+
+    def apply(self, operation: Operation) -> Step:
+        """Apply one operation; returns its Step. Raises RuntimeError when the execution has stopped."""
+        if self.stopped:
+            raise RuntimeError("the execution stopped at an error; open a new one")
+        ledger = self.ledgers[operation.index]
+        before = ledger.state()
+        forwards: tuple[ForwardStep, ...] = ()
+        expected = removal = None
+        if isinstance(operation, (Prefill, Chunk)):
+            forwards = (self._forward(operation.index, operation.tokens),)
+        elif isinstance(operation, Decode):
+            forwards = tuple(self._decode(operation))
+        else:
+            expected = ledger.remove(operation)
+            removal = self._remove(operation)
+        failed = any(f.seen.error for f in forwards) or (removal is not None and removal.error is not None)
+        step = Step(
+            index=len(self.steps),
+            operation=operation,
+            before=before,
+            after=ledger.state(),
+            owner=ledger.owner,
+            forwards=forwards,
+            expected_removed=expected,
+            removal=removal,
+            first_held=ledger.held[0] if ledger.held else None,
+            lengths=() if failed else self._session.lengths(operation.index),
+            others={}
+            if failed
+            else {
+                other: (self.ledgers[other].state(), self._session.lengths(other))
+                for other in range(len(self.owners))
+                if other != operation.index
+            },
+        )
+        self.steps.append(step)
+        return step
+
+    def _forward(self, sequence: int, count: int) -> ForwardStep:
+        tokens = token_ids(sequence, count, self._processed[sequence], self.target.vocab_size)
+        append = self.ledgers[sequence].append(count)
+        self._processed[sequence] += count
+        return ForwardStep(append, self._session.forward(sequence, tokens))
+
+    def _decode(self, operation: Decode) -> Iterator[ForwardStep]:
+        for _ in range(operation.times):
+            step = self._forward(operation.index, 1)
+            yield step
+            if step.seen.error is not None:
+                return
+
+    def _remove(self, operation: Operation) -> RemovalObservation:
+        if isinstance(operation, TrimFront):
+            return self._session.trim_front(operation.sequence, operation.n, operation.keep)
+        if isinstance(operation, Rollback):
+            return self._session.rollback(operation.sequence, operation.n)
+        if isinstance(operation, EnforceMaxKvSize):
+            return self._session.enforce(operation)
+        raise TypeError(f"unknown operation {operation!r}")
+
+
+def execute(target: Target, program: Program) -> Execution:
+    """Run a whole program (up to the first error) and return its Execution."""
+    run = Execution(target, program.owners)
+    for operation in program.operations:
+        run.apply(operation)
+        if run.stopped:
+            break
+    return run

@@ -1,0 +1,8 @@
+"""Planted bugs: the harness is judged by finding them, and by keeping quiet about harmless variations."""
+
+from __future__ import annotations
+
+from harness.faults.model import Fault
+from harness.faults.reference import FAULTS, VARIATIONS
+
+__all__ = ["FAULTS", "VARIATIONS", "Fault"]

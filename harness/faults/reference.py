@@ -1,0 +1,219 @@
+"""Bugs and harmless variations for the reference engine, as small patches of its functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from itertools import count
+from typing import Any
+
+import mlx.core as mx
+
+from harness.faults.model import Fault
+from reference_models import rope
+from reference_models.engine import CachePool, KVCache, masks
+
+Patch = Callable[[Any], Any]
+
+
+def _replacing(owner: Any, name: str, make: Patch) -> Callable[[], AbstractContextManager[None]]:
+    """A ``plant``: replaces ``owner.name`` by ``make(original)`` and puts it back."""
+
+    @contextmanager
+    def plant() -> Iterator[None]:
+        original = getattr(owner, name)
+        setattr(owner, name, make(original))
+        try:
+            yield
+        finally:
+            setattr(owner, name, original)
+
+    return plant
+
+
+def _mask(change: Callable[[mx.array, int, str], mx.array]) -> Callable[[], AbstractContextManager[None]]:
+    """Changes the mask of every chunk: ``change(mask [l, K], keys before the chunk, policy)``."""
+
+    def make(original: Any) -> Any:
+        def chunk_mask(l: int, cache: Any, policy: str = "live", window: int | None = None) -> mx.array | None:
+            mask = original(l, cache, policy, window)
+            return None if mask is None else change(mask, mask.shape[-1] - l, policy)
+
+        return chunk_mask
+
+    return _replacing(masks, "chunk_mask", make)
+
+
+def _leak(mask: mx.array, before: int, policy: str) -> mx.array:
+    """Row q of a leaking mask is row q + 1 of a right one."""
+    return mx.concatenate([mask[1:], mask[-1:]])
+
+
+def _strict(mask: mx.array, before: int, policy: str) -> mx.array:
+    rows, keys = mask.shape
+    itself = mx.arange(rows)[:, None] + before == mx.arange(keys)[None]
+    return mask & ~(itself & (mx.arange(keys)[None] > 0))
+
+
+def _bias(mask: mx.array, before: int, policy: str) -> mx.array:
+    """Shows exactly what it must, but the fixed policy adds a little to the score of the oldest key."""
+    hidden = mx.where(mask, 0.0, -mx.inf)
+    return hidden if policy == "offset" else hidden + mx.where(mx.arange(mask.shape[-1]) == 0, 0.25, 0.0)
+
+
+def _additive(low: float) -> Callable[[mx.array, int, str], mx.array]:
+    return lambda mask, before, policy: mx.where(mask, 0.0, low)
+
+
+def _reports(original: Any) -> Any:
+    def trim_front(self: KVCache, n: int, keep: int = 0) -> int:
+        original(self, n, keep)
+        return 0
+
+    return trim_front
+
+
+def _stands_still(original: Any) -> Any:
+    def trim_front(self: KVCache, n: int, keep: int = 0) -> int:
+        return min(n, self.live_len)
+
+    return trim_front
+
+
+def _moves_live_start(original: Any) -> Any:
+    def rollback(self: KVCache, n: int) -> int:
+        removed: int = original(self, n)
+        if removed:
+            self.live_start += 0 if self.live_start == 0 else 1
+        return removed
+
+    return rollback
+
+
+def _raises_when_empty(original: Any) -> Any:
+    def update_and_fetch(self: KVCache, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        if self.live_len == 0 and self.offset > 0:
+            raise RuntimeError("no buffer to append to")
+        result: tuple[mx.array, mx.array] = original(self, keys, values)
+        return result
+
+    return update_and_fetch
+
+
+def _noisy(original: Any) -> Any:
+    calls = count()
+
+    def update_and_fetch(self: KVCache, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        result: tuple[mx.array, mx.array] = original(self, keys, values + 1e-3 * (next(calls) % 7))
+        return result
+
+    return update_and_fetch
+
+
+def _ignores_owner(original: Any) -> Any:
+    def scheduler_slice(self: CachePool, seq: int) -> Any:
+        return self.forward_caches(seq)
+
+    return scheduler_slice
+
+
+@contextmanager
+def _rotates_at_live_length() -> Iterator[None]:
+    """Positions count the keys that are held; after a front trim they fall behind."""
+    start = 0
+    forward_caches, rotate, ids = CachePool.forward_caches, rope.rotate, rope.text_position_ids
+
+    def watched(self: CachePool, seq: int) -> Any:
+        nonlocal start
+        caches = forward_caches(self, seq)
+        start = caches[0].live_start
+        return caches
+
+    def rotate_live(x: mx.array, offset: int, *rest: Any, **named: Any) -> mx.array:
+        return rotate(x, offset - start, *rest, **named)
+
+    def ids_live(offset: int, *rest: Any, **named: Any) -> mx.array:
+        return ids(offset - start, *rest, **named)
+
+    CachePool.forward_caches = watched  # type: ignore[method-assign]
+    rope.rotate, rope.text_position_ids = rotate_live, ids_live
+    try:
+        yield
+    finally:
+        CachePool.forward_caches = forward_caches  # type: ignore[method-assign]
+        rope.rotate, rope.text_position_ids = rotate, ids
+
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "mask-leaks-one-future-token",
+        "the causal mask shows every token the one after it",
+        "mask_shows_exactly_the_visible_set",
+        _mask(_leak),
+    ),
+    Fault(
+        "mask-hides-the-token-itself",
+        "the causal comparison is strict",
+        "mask_shows_exactly_the_visible_set",
+        _mask(_strict),
+    ),
+    Fault(
+        "fix-changes-untrimmed-output",
+        "the mask of the fixed policy carries a small bias, so the fix is not neutral where nothing was trimmed",
+        "untrimmed_outputs_are_byte_identical",
+        _mask(_bias),
+        "lablup/mlxcel#420 (promises byte identity on the untrimmed path)",
+    ),
+    Fault(
+        "rotates-at-live-length",
+        "RoPE counts the keys that are held instead of the absolute position",
+        "positions_are_absolute",
+        _rotates_at_live_length,
+    ),
+    Fault(
+        "trim-returns-without-moving",
+        "trim_front reports n removed and removes nothing",
+        "keys_equal_ledger_live_length",
+        _replacing(KVCache, "trim_front", _stands_still),
+    ),
+    Fault(
+        "rollback-moves-live-start",
+        "a rollback after a front trim also moves live_start",
+        "keys_equal_ledger_live_length",
+        _replacing(KVCache, "rollback", _moves_live_start),
+    ),
+    Fault(
+        "trim-reports-zero",
+        "trim_front removes what it should and reports 0",
+        "trim_reports_what_it_removed",
+        _replacing(KVCache, "trim_front", _reports),
+    ),
+    Fault(
+        "pool-trims-what-it-does-not-own",
+        "the scheduler's slice holds the caches of a model-owned sequence",
+        "trim_reports_what_it_removed",
+        _replacing(CachePool, "scheduler_slice", _ignores_owner),
+    ),
+    Fault(
+        "append-after-trim-to-zero-raises",
+        "a cache that was trimmed to zero cannot be appended to",
+        "every_operation_completes",
+        _replacing(KVCache, "update_and_fetch", _raises_when_empty),
+    ),
+    Fault(
+        "state-leaks-between-sessions",
+        "a counter of the process changes the values that are cached",
+        "same_program_same_bytes",
+        _replacing(KVCache, "update_and_fetch", _noisy),
+    ),
+)
+"""Each names the property that must find it. The bug that started it all, a mask sized by the offset, is no patch: it
+is the mask policy ``offset`` of the reference models, and ``kv-harness run --policy offset`` shows it."""
+
+VARIATIONS: tuple[Fault, ...] = (
+    Fault("additive-minus-infinity", "additive masks of 0 and -inf", None, _mask(_additive(-float("inf")))),
+    Fault("additive-minus-1e9", "additive masks of 0 and -1e9", None, _mask(_additive(-1e9))),
+    Fault("additive-fp16-minimum", "additive masks of 0 and -65504", None, _mask(_additive(-65504.0))),
+    Fault("four-axes", "masks of shape [1, 1, l, K]", None, _mask(lambda mask, before, policy: mask[None, None])),
+)
+"""Right in another way than the reference models; a finding about one of these is a false alarm."""

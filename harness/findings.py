@@ -1,0 +1,68 @@
+"""Verdicts and findings. This is the one module that raises a finding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NoReturn
+
+from harness.operations import Program
+
+
+class Verdict(StrEnum):
+    """What a run says of one property (or, as the worst of them, of one family)."""
+
+    PASS = "PASS"
+    FAIL = "FAIL"
+    VACUOUS = "VACUOUS"  # no decisive step: proves nothing, fails a strict run
+    NOT_APPLICABLE = "NOT APPLICABLE"  # the target lacks a capability that the property needs
+    LIMITATION = "LIMITATION"  # cannot run here (device, dtype), with a reason
+    KNOWN = "KNOWN"  # recorded upstream bug that still fails
+    INCONCLUSIVE = "INCONCLUSIVE"  # the A/A control disagrees with itself, so A/B says nothing
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One broken sentence: the step (index into the program's operations; None for the whole run) and one line that
+    says what was seen and what was expected, with layer, step and numbers."""
+
+    step: int | None
+    message: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A violation of a property by a program on a target; everything that a reader needs to replay it."""
+
+    property_id: str
+    target: str
+    violation: Violation
+    program: Program
+
+    @property
+    def message(self) -> str:
+        return self.violation.message
+
+    def text(self, replay: str | None = None) -> str:
+        """The failure as it is printed everywhere."""
+        lines = [
+            f"FAIL  {self.property_id}   {self.target}",
+            f"      {self.message}",
+            f"      program   {self.program}",
+        ]
+        if replay:
+            lines.append(f"      replay    {replay}")
+        return "\n".join(lines)
+
+
+class FindingError(AssertionError):
+    """Carries a Finding through Hypothesis."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.text())
+        self.finding = finding
+
+
+def report(finding: Finding) -> NoReturn:
+    """The one raise site: Hypothesis tells bugs apart by where they are raised, and one place makes it shrink one."""
+    raise FindingError(finding)

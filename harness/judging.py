@@ -1,0 +1,108 @@
+"""How a property judges: one step at a time while the program grows, or the whole run at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from harness.execution import Execution, ForwardStep, Step, execute
+from harness.findings import Violation
+from harness.operations import Operation, Program
+from harness.target import AttentionCall, Capability
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a property says of a step or a run.
+
+    ``steps``: how many things it looked at.  ``decisive``: how many of them could have told a right target from a
+    wrong one.  ``worst``: the largest difference met, for properties that measure one.  ``inconclusive``: why a
+    comparison says nothing.
+    """
+
+    steps: int = 0
+    decisive: int = 0
+    worst: float | None = None
+    violation: Violation | None = None
+    inconclusive: str | None = None
+
+
+class Evidence:
+    """A finished run and the runs it is compared with, each executed at most once however many properties ask."""
+
+    def __init__(self, run: Execution) -> None:
+        self.run = run
+
+    @cached_property
+    def repeat(self) -> Execution:
+        """The same program again on the same target, in a fresh session."""
+        return execute(self.run.target, self.run.program)
+
+    @cached_property
+    def untrimmed(self) -> list[int]:
+        """Indices of the steps before anything was trimmed from the front of their sequence."""
+        kept: list[int] = []
+        trimmed: set[int] = set()
+        for step in self.run.steps:
+            if step.after.trimmed or step.error is not None:
+                trimmed.add(step.operation.index)
+            if step.operation.index not in trimmed:
+                kept.append(step.index)
+        return kept
+
+    @cached_property
+    def counterpart(self) -> Execution | None:
+        """The untrimmed steps again under the other mask policy; None if the target has no counterpart."""
+        other = self.run.target.counterpart()
+        if other is None:
+            return None
+        operations: tuple[Operation, ...] = tuple(self.run.steps[i].operation for i in self.untrimmed)
+        return execute(other, Program(operations, self.run.owners))
+
+    @property
+    def executions(self) -> tuple[Execution, ...]:
+        """The run and those comparisons that were really executed (for counting what they cost)."""
+        made = [self.run]
+        for name in ("repeat", "counterpart"):
+            other = self.__dict__.get(name)
+            if other is not None:
+                made.append(other)
+        return tuple(made)
+
+
+class Property:
+    """Base of all properties. A subclass states ``id`` and ``sentence`` and overrides one of the two judges."""
+
+    id: ClassVar[str]
+    sentence: ClassVar[str]
+    decisive_when: ClassVar[str]
+    needs: ClassVar[frozenset[Capability]] = frozenset()
+
+    def judge_step(self, run: Execution, step: Step) -> Judgement | None:
+        """Judge one step just applied; None if it says nothing about steps."""
+        return None
+
+    def judge_run(self, evidence: Evidence) -> Judgement | None:
+        """Judge a finished run; None if it says nothing about runs."""
+        return None
+
+
+def attention_calls(run: Execution, forward: ForwardStep) -> Iterator[tuple[int, AttentionCall]]:
+    """(model layer, call) of a forward, or nothing where the calls cannot be told apart.
+
+    A forward that shows fewer calls than the model has attention layers (something hides them) or more (an encoder
+    runs in the same forward) cannot be mapped to layers, so it is never judged and never decisive.  A forward that
+    raised shows the calls up to the one that broke, in order.
+    """
+    layers, calls = run.target.attention_layers, forward.seen.attention
+    whole = len(calls) == len(layers)
+    broken = forward.seen.error is not None and len(calls) <= len(layers)
+    if whole or broken:
+        yield from zip(layers, calls, strict=False)
+
+
+def is_blind(run: Execution, forward: ForwardStep) -> bool:
+    """Did a forward that completed show another number of attention calls than the model has attention layers?"""
+    return forward.seen.error is None and len(forward.seen.attention) != len(run.target.attention_layers)

@@ -1,0 +1,115 @@
+"""The ledger: what must be true of every sequence, kept without any array library.
+
+A sequence is a plain list of the absolute positions it holds.  A front trim drops from the head of that list (behind
+the sinks), a rollback from its tail; ``live_len`` and ``live_start`` follow from it.  The scheduler's arithmetic is
+written here a second time on purpose: the ledger is the independent half of every comparison.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from harness.operations import EnforceMaxKvSize, Operation, Owner, Rollback, TrimFront
+
+SINKS = 4  # slots that the second generation of enforce_max_kv_size keeps, and the floor of a context shift
+
+
+@dataclass(frozen=True)
+class SequenceState:
+    """A snapshot of one sequence. ``trimmed``: a front trim has removed something; ``removed``: any trim or rollback
+    has, so that the live length is no longer the number of tokens ever written."""
+
+    offset: int
+    live_start: int
+    live_len: int
+    trimmed: bool
+    removed: bool
+
+    def __str__(self) -> str:
+        return f"offset {self.offset}, live_start {self.live_start}, live_len {self.live_len}"
+
+
+@dataclass(frozen=True)
+class Append:
+    """What one forward saw: the positions held before it, and the positions of its own tokens."""
+
+    held: tuple[int, ...]
+    positions: range
+
+
+@dataclass
+class SequenceLedger:
+    """One sequence. ``owner`` decides whether the scheduler can trim it at all."""
+
+    owner: Owner = "pool"
+    held: list[int] = field(default_factory=list)
+    offset: int = 0
+    trimmed: bool = False
+    removed: bool = False
+
+    @property
+    def live_len(self) -> int:
+        return len(self.held)
+
+    @property
+    def live_start(self) -> int:
+        return self.offset - len(self.held)
+
+    def state(self) -> SequenceState:
+        return SequenceState(self.offset, self.live_start, self.live_len, self.trimmed, self.removed)
+
+    def append(self, tokens: int) -> Append:
+        """``tokens`` new tokens at the absolute positions [offset, offset + tokens)."""
+        seen = Append(tuple(self.held), range(self.offset, self.offset + tokens))
+        self.held.extend(seen.positions)
+        self.offset += tokens
+        return seen
+
+    def trim_front(self, n: int, keep: int = 0) -> int:
+        """Drop n positions behind the first ``keep``; returns how many went. A model-owned sequence loses none."""
+        if self.owner == "model":
+            return 0
+        n = min(max(n, 0), len(self.held))
+        keep = min(max(keep, 0), len(self.held) - n)
+        del self.held[keep : keep + n]
+        if n:
+            self.trimmed = self.removed = True
+        return n
+
+    def rollback(self, n: int) -> int:
+        """Drop the newest n positions; the next token takes the position ``offset - n``."""
+        if self.owner == "model":
+            return 0
+        n = min(max(n, 0), len(self.held))
+        if n:
+            del self.held[len(self.held) - n :]
+            self.offset -= n
+            self.removed = True
+        return n
+
+    def enforce(self, rule: EnforceMaxKvSize) -> int:
+        """``enforce_max_kv_size`` in its three generations; returns how many positions went.
+
+        A discard larger than what is not kept is cut to it: an unbounded n_discard is how llama.cpp's server was
+        crashed (ggml-org/llama.cpp#24212), and it would eat the slots that ``keep`` promises.
+        """
+        excess = len(self.held) - rule.limit
+        if excess <= 0:
+            return 0
+        if rule.generation == "trim":
+            return self.trim_front(excess)
+        if rule.generation == "sinks":
+            return self.trim_front(excess, min(SINKS, rule.limit - 1))
+        keep = max(0, min(rule.keep, rule.limit - SINKS))
+        loose = len(self.held) - keep
+        return self.trim_front(min(max(excess, rule.n_discard or loose // 2), loose), keep)
+
+    def remove(self, operation: Operation) -> int:
+        """Apply a trimming operation; returns how many positions went."""
+        if isinstance(operation, TrimFront):
+            return self.trim_front(operation.n, operation.keep)
+        if isinstance(operation, Rollback):
+            return self.rollback(operation.n)
+        if isinstance(operation, EnforceMaxKvSize):
+            return self.enforce(operation)
+        raise TypeError(f"{operation!r} removes nothing")

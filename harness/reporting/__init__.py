@@ -1,0 +1,18 @@
+"""Reports: one record per family as JSON, and the Markdown that is made from it. Imports no MLX."""
+
+from __future__ import annotations
+
+from harness.reporting.environment import versions
+from harness.reporting.files import write_atomically
+from harness.reporting.markdown import family_markdown, summary_table
+from harness.reporting.record import family_record, load_schema, record_text
+
+__all__ = [
+    "family_markdown",
+    "family_record",
+    "load_schema",
+    "record_text",
+    "summary_table",
+    "versions",
+    "write_atomically",
+]

@@ -1,0 +1,58 @@
+"""The counters of ``harness.tally.Coverage`` in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+REACHED: dict[str, str] = {
+    "programs": "programs run",
+    "operations": "operations applied",
+    "forwards": "forwards",
+    "trimmed": "programs that trimmed the front of a cache",
+    "trimmed_keeping_sinks": "programs that trimmed behind kept sinks",
+    "trimmed_to_zero": "programs that trimmed a cache down to nothing",
+    "rolled_back": "programs that rolled back",
+    "chunk_after_trim": "programs that chunked after a trim",
+    "decode_after_trim": "programs that decoded after a trim",
+    "crossed_256_slots": "programs in which a cache grew past 256 slots",
+    "several_sequences": "programs with several sequences",
+    "model_owned": "programs with a model-owned sequence",
+    "stopped_by_error": "programs that an error broke off",
+    "blind_forwards": "forwards whose attention calls could not all be seen",
+}
+
+MISSED: dict[str, str] = {
+    "trimmed": "No program trimmed the front of a cache.",
+    "trimmed_keeping_sinks": "No program trimmed behind kept sinks.",
+    "trimmed_to_zero": "No program trimmed a cache down to nothing.",
+    "rolled_back": "No program rolled back.",
+    "chunk_after_trim": "No program chunked after a trim: the step at which this class of bugs shows.",
+    "decode_after_trim": "No program decoded after a trim.",
+    "crossed_256_slots": "In no program did a cache grow past 256 slots.",
+    "several_sequences": "No program had several sequences.",
+    "model_owned": "No program had a model-owned sequence.",
+}
+"""What a count of 0 means, for the states that one would want reached."""
+
+
+def rows(coverage: Mapping[str, int]) -> list[tuple[str, str]]:
+    """(words, count), in the order of the counters. One without words is shown by its name."""
+    return [(REACHED.get(key, key.replace("_", " ")), f"{value:,}") for key, value in coverage.items()]
+
+
+def gaps(coverage: Mapping[str, int]) -> Iterator[str]:
+    """One sentence for every state that was not reached or not seen."""
+    if not coverage["programs"]:
+        yield "No program ran."
+        return
+    for key, sentence in MISSED.items():
+        if coverage.get(key) == 0:
+            yield sentence
+    if blind := coverage.get("blind_forwards", 0):
+        yield (
+            f"Of {coverage['forwards']:,} forwards, {blind:,} showed another number of attention calls than "
+            "the model has attention layers; nothing was judged of their masks and keys."
+        )
+    if stopped := coverage.get("stopped_by_error", 0):
+        programs = coverage["programs"]
+        yield f"Of {programs:,} programs, {stopped:,} broke off at an error; what lay behind it was not run."

@@ -1,0 +1,30 @@
+"""Writes a report so that a reader sees the old one or the new one, never half of one."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace ``path`` by ``text`` (UTF-8, newlines as they are); missing parent folders are created.
+
+    On any failure, Ctrl-C included, the temporary file is removed and what was at ``path`` stays.  OSError
+    passes through; text that UTF-8 cannot hold raises UnicodeEncodeError before anything is touched.
+    """
+    data = text.encode("utf-8")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Not tempfile: it makes files that only their owner can read, and a report is there to be read.  The same
+    # folder, because only a rename within one file system is atomic.
+    temporary = path.parent / f".{secrets.token_hex(8)}.tmp"
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            # Before the rename, or a power cut could leave the new name on an empty file.
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

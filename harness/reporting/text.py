@@ -1,0 +1,45 @@
+"""Small pieces of Markdown that cannot be broken by what they hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+from tabulate import tabulate
+
+_SPECIAL = re.compile(r"[\\`|*<]")
+_BACKTICKS = re.compile(r"`+")
+
+
+def escape(text: object) -> str:
+    """``text`` on one line, shown as it is: for prose and for table cells, which ``|`` would end."""
+    return _SPECIAL.sub(lambda match: "\\" + match.group(), " ".join(str(text).split()))
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[object]], right: Collection[int] = ()) -> str:
+    """A GitHub table; every cell is escaped. ``right``: columns of numbers, aligned to the right."""
+    return tabulate(
+        [[escape(cell) for cell in row] for row in rows],
+        headers=[escape(header) for header in headers],
+        tablefmt="github",
+        disable_numparse=True,  # it would print 0.0e+00 as 0, and a version 2.10 as 2.1
+        colalign=["right" if column in right else "left" for column in range(len(headers))],
+    )
+
+
+def block(text: str) -> str:
+    """A code block whose fence is longer than any run of backticks inside."""
+    fence = "`" * max(3, 1 + max((len(run) for run in _BACKTICKS.findall(text)), default=0))
+    return f"{fence}text\n{text}\n{fence}"
+
+
+def count(number: int, singular: str, plural: str | None = None) -> str:
+    """``1 program``, ``3,912 programs``."""
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+
+
+def number(value: float | str | None) -> str:
+    """A measured difference for a cell: ``-`` where none was measured."""
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else f"{value:.3g}"

@@ -1,0 +1,172 @@
+"""The main job: a campaign and its control for every family, findings and reports on disk, a summary at the end."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+import properties
+from harness.campaign import CampaignResult, FoundBug, run_campaign
+from harness.execution import execute
+from harness.findings import Verdict
+from harness.profiles import Profile
+from harness.recording import record
+from harness.reporting import (
+    family_markdown,
+    family_record,
+    record_text,
+    summary_table,
+    versions,
+    write_atomically,
+)
+from harness.targets import reference
+
+DATABASE = Path(".hypothesis") / "kv-harness"
+CONTROL = "mask_key_axis_equals_live_keys"  # the property that the planted offset-mask bug must break
+
+
+def run_families(
+    families: Sequence[str],
+    *,
+    profile: Profile,
+    seed: int,
+    policy: Literal["live", "offset"],
+    out: Path,
+    strict: bool,
+    device: str | None = None,
+) -> int:
+    """Run every family and write its report as soon as it is measured; returns the exit code.
+
+    Raises OSError when ``out`` cannot be written (before anything is run, if that can be told).
+    """
+    _check_writable(out)
+    used = versions()
+    print(
+        f"kv-harness {used['kv-harness']}   profile {profile.name}, seed {seed}, policy {policy}, {reference.device()}"
+    )
+    records: list[dict[str, Any]] = []
+    code = 0
+    for family in families:
+        with _progress(family, profile.programs) as advance:
+            result, control = _measure(family, profile, seed, policy, advance)
+        command = f"kv-harness run --families {family} --profile {profile.name} --seed {seed} --policy {policy}" + (
+            f" --device {device}" if device else ""
+        )
+        data = _write(family, policy, result, control, used, out, command)
+        records.append(data)
+        for found in data["findings"]:
+            print(_finding_text(found))
+        print(f"{family:<14} {data['verdict']:<12} {data['verdict_reason']}", flush=True)
+        bad = {Verdict.FAIL, Verdict.INCONCLUSIVE} | ({Verdict.VACUOUS} if strict else set())
+        code |= data["verdict"] in bad or data["partial"]
+        if data["partial"]:
+            print(f"interrupted in {family}; its report is marked partial, later families were not run")
+            break
+    print()
+    print(summary_table(records))
+    print(f"\nreports in {out / 'families'}")
+    return int(code)
+
+
+def _measure(
+    family: str,
+    profile: Profile,
+    seed: int,
+    policy: Literal["live", "offset"],
+    advance: Callable[[int], None],
+) -> tuple[CampaignResult, CampaignResult | None]:
+    database = DATABASE if profile.remember else None
+    targets = reference.targets(family, policy, weights_seed=seed)
+    result = run_campaign(family, targets, properties.ALL, profile, seed, database=database, progress=advance)
+    if policy == "offset" or result.partial:
+        return result, None
+    control = run_campaign(
+        f"{family}_control",
+        reference.targets(family, "offset", weights_seed=seed),
+        [properties.BY_ID[CONTROL]],
+        profile,
+        seed,
+        first_only=True,
+    )
+    if control.partial:
+        result.partial = True
+    return result, control
+
+
+def _write(
+    family: str,
+    policy: str,
+    result: CampaignResult,
+    control: CampaignResult | None,
+    used: dict[str, str],
+    out: Path,
+    command: str,
+) -> dict[str, Any]:
+    replays = {bug.finding.property_id: _write_finding(bug, used, out) for bug in result.found}
+    targets = reference.targets(family)
+    data = family_record(
+        result,
+        family=family,
+        policy=policy,
+        configurations=[
+            {"variant": target.variant.name, "storage": target.storage, **target.describe()} for target in targets
+        ],
+        control=control,
+        device=reference.device(),
+        versions=used,
+        command=command,
+        replays=replays,
+        limits=list(reference.limits(family)),
+    )
+    folder = out / "families"
+    write_atomically(folder / f"{family}.json", record_text(data))
+    write_atomically(folder / f"{family}.md", family_markdown(data))
+    return data
+
+
+def _write_finding(bug: FoundBug, used: dict[str, str], out: Path) -> str:
+    """Write the trace of a finding; returns the command that replays it."""
+    trace = record(execute(bug.target, bug.finding.program), bug.finding, used)
+    path = out / "findings" / trace.file_name
+    write_atomically(path, trace.to_text())
+    return f"kv-harness replay {shlex.quote(str(path))}"
+
+
+def _finding_text(found: dict[str, Any]) -> str:
+    return (
+        f"FAIL  {found['property']}   {found['target']}\n      {found['message']}\n"
+        f"      program   {found['program']}\n      replay    {found['replay']}"
+    )
+
+
+def _check_writable(out: Path) -> None:
+    """Find out now, not after the first family, that reports cannot be written."""
+    folder = out / "families"
+    folder.mkdir(parents=True, exist_ok=True)
+    probe = folder / ".writable"
+    write_atomically(probe, "")
+    probe.unlink()
+
+
+@contextmanager
+def _progress(family: str, programs: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr where that is a terminal; the total grows when findings lead to further rounds."""
+    console = Console(stderr=True)
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    columns = (TextColumn("{task.description:<14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(family, total=programs)
+
+        def advance(done: int) -> None:
+            bar.update(task, completed=done, total=max(programs, done))
+
+        yield advance

@@ -1,0 +1,51 @@
+"""Hypothesis strategies for the arguments of operations. Simplest first: that is where shrinking ends."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from hypothesis import strategies as st
+
+from harness.operations import Generation, Owner
+
+T = TypeVar("T")
+
+
+def weighted(*choices: tuple[int, st.SearchStrategy[T]]) -> st.SearchStrategy[T]:
+    """Draw from ``strategy`` with the given whole-number weight; shrinks towards the first.
+
+    ``one_of`` cannot do this: it drops repeated branches.
+    """
+    table = tuple(number for number, (weight, _) in enumerate(choices) for _ in range(weight))
+    strategies = tuple(strategy for _, strategy in choices)
+    return st.sampled_from(table).flatmap(strategies.__getitem__)
+
+
+#: A KV cache grows by 256 slots; forwards of this size cost as much as fifteen small ones, so they are rare.
+_EDGES = st.sampled_from((250, 255, 256, 257))
+
+#: Tokens of a chunk: mostly few, so that shrinking and speed are good.
+chunk_sizes = weighted((16, st.integers(2, 8)), (7, st.integers(2, 24)), (1, _EDGES))
+prefill_sizes = weighted((7, st.integers(2, 8)), (8, st.integers(1, 32)), (1, _EDGES))
+decode_times = st.integers(1, 8)
+
+#: How many keys to drop: a few, or more than can be there (the clamp: trim to zero).
+trim_counts = weighted((7, st.integers(1, 12)), (2, st.integers(0, 64)), (1, st.just(10_000)))
+rollback_counts = weighted((6, st.integers(1, 6)), (2, st.integers(0, 32)), (1, st.just(10_000)))
+sinks = weighted((3, st.just(0)), (2, st.integers(1, 6)), (1, st.just(10_000)))
+
+limits = weighted((7, st.integers(1, 24)), (1, st.integers(240, 260)))
+generations: st.SearchStrategy[Generation] = st.sampled_from(("trim", "sinks", "shift"))
+shift_keeps = st.integers(0, 8)
+discards = weighted((3, st.just(0)), (2, st.integers(1, 16)), (1, st.just(10_000)))
+
+_ONE: tuple[Owner, ...] = ("pool",)
+#: Who owns the sequences of a program.
+owner_layouts: st.SearchStrategy[tuple[Owner, ...]] = weighted(
+    (6, st.just(_ONE)),
+    (2, st.just(("pool", "pool"))),
+    (1, st.just(("pool", "model"))),
+    (1, st.just(("model", "pool"))),
+)
+#: Which sequence an operation acts on, to be taken modulo their number.
+sequences = st.integers(0, 1)

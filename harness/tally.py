@@ -1,0 +1,120 @@
+"""Counts what a campaign measured: per property, and which states its programs reached."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from harness.execution import Execution, Step
+from harness.findings import Finding
+from harness.judging import Evidence, Judgement, Property, is_blind
+from harness.operations import Chunk, Decode, Prefill, Rollback
+
+GROWTH = 256  # slots by which the engines under test enlarge a KV cache; crossing it is a state worth reaching
+
+
+@dataclass
+class PropertyTally:
+    """Of one property. ``examples``: programs in which it looked at something; ``worst``: largest difference met."""
+
+    examples: int = 0
+    steps: int = 0
+    decisive_steps: int = 0
+    worst: float | None = None
+    violations: int = 0
+    inconclusive: int = 0
+
+
+@dataclass
+class Coverage:
+    """How many programs reached a state (and a few totals). All counts include those that Hypothesis ran while
+    shrinking."""
+
+    programs: int = 0
+    operations: int = 0
+    forwards: int = 0
+    trimmed: int = 0
+    trimmed_keeping_sinks: int = 0
+    trimmed_to_zero: int = 0
+    rolled_back: int = 0
+    chunk_after_trim: int = 0
+    decode_after_trim: int = 0
+    crossed_256_slots: int = 0
+    several_sequences: int = 0
+    model_owned: int = 0
+    stopped_by_error: int = 0
+    blind_forwards: int = 0
+
+    def to_json(self) -> dict[str, int]:
+        return asdict(self)
+
+
+@dataclass
+class Tally:
+    """A Listener for ``harness.judge.Judge``."""
+
+    properties: dict[str, PropertyTally] = field(default_factory=dict)
+    coverage: Coverage = field(default_factory=Coverage)
+    targets: dict[str, int] = field(default_factory=dict)
+    forward_seconds: float = 0.0
+    forwards_made: int = 0  # with those of the comparison runs
+    _looked: set[str] = field(default_factory=set)
+
+    def on_step(self, run: Execution, step: Step) -> None:
+        """A step is counted when its program ends (``on_end``)."""
+
+    def on_judgement(self, prop: Property, judgement: Judgement) -> None:
+        tally = self.properties.setdefault(prop.id, PropertyTally())
+        tally.steps += judgement.steps
+        tally.decisive_steps += judgement.decisive
+        tally.violations += judgement.violation is not None
+        tally.inconclusive += judgement.inconclusive is not None
+        if judgement.worst is not None:
+            tally.worst = judgement.worst if tally.worst is None else max(tally.worst, judgement.worst)
+        if judgement.steps:
+            self._looked.add(prop.id)
+
+    def on_finding(self, finding: Finding) -> None:
+        """A finding is counted as a violation of its property (``on_judgement``)."""
+
+    def on_end(self, evidence: Evidence) -> None:
+        for name in self._looked:
+            self.properties[name].examples += 1
+        self._looked.clear()
+        self._count(evidence.run)
+        for run in evidence.executions:
+            for step in run.steps:
+                self.forwards_made += len(step.forwards)
+                self.forward_seconds += sum(forward.seen.seconds for forward in step.forwards)
+
+    def _count(self, run: Execution) -> None:
+        cover, steps = self.coverage, run.steps
+        identity = run.target.identity
+        name = f"{identity.variant}, {identity.storage}"
+        self.targets[name] = self.targets.get(name, 0) + 1
+        cover.programs += 1
+        cover.operations += len(steps)
+        cover.forwards += sum(len(step.forwards) for step in steps)
+        cover.blind_forwards += sum(is_blind(run, forward) for step in steps for forward in step.forwards)
+        cover.several_sequences += len({step.operation.index for step in steps}) > 1
+        cover.model_owned += any(step.owner == "model" for step in steps)
+        cover.stopped_by_error += run.stopped
+        removing = [s for s in steps if s.expected_removed and not isinstance(s.operation, Rollback)]
+        cover.trimmed += bool(removing)
+        cover.trimmed_keeping_sinks += any(_kept_sinks(step) for step in removing)
+        cover.trimmed_to_zero += any(step.after.live_len == 0 for step in removing)
+        cover.rolled_back += any(bool(s.expected_removed) and isinstance(s.operation, Rollback) for s in steps)
+        cover.chunk_after_trim += any(
+            step.before.trimmed and isinstance(step.operation, (Prefill, Chunk)) and step.operation.tokens > 1
+            for step in steps
+        )
+        cover.decode_after_trim += any(step.before.trimmed and isinstance(step.operation, Decode) for step in steps)
+        cover.crossed_256_slots += any(step.before.live_len <= GROWTH < step.after.live_len for step in steps)
+
+    def summary(self) -> dict[str, Any]:
+        return {"coverage": self.coverage.to_json(), "targets": dict(sorted(self.targets.items()))}
+
+
+def _kept_sinks(step: Step) -> bool:
+    """Did this trim leave a gap: are keys held whose positions are not one contiguous run?"""
+    return step.after.live_len > 0 and step.first_held is not None and step.first_held < step.after.live_start

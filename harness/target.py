@@ -1,0 +1,178 @@
+"""The boundary between the harness and whatever it judges: Target, Session and what a Session reports.
+
+A Session acts and reports; it never asserts and never compares.  Everything that crosses this boundary is a plain
+Python value or a NumPy array, so the judging side needs no MLX and a target may live in another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from harness.operations import EnforceMaxKvSize, Owner
+
+MaskKind = Literal["none", "causal", "bool", "additive"]
+AttentionKind = Literal["fast", "softmax", "quantised"]
+
+
+class Capability(StrEnum):
+    """What a target can do or show; a property that needs more is NOT APPLICABLE."""
+
+    FRONT_TRIM = "front trim"
+    ROLLBACK = "rollback"
+    ENFORCE = "enforce max kv size"
+    SEQUENCES = "several sequences"
+    OWNERSHIP = "model-owned sequences"
+    ATTENTION = "attention calls are seen"
+    POSITIONS = "position calls are seen"
+    LENGTHS = "cache lengths are told"
+    COUNTERPART = "the same weights under the other mask policy"
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One attention call of a forward.
+
+    Lengths are axis -2 of q, k and v.  ``mask_shape`` is the shape as passed; ``shown`` is the mask as booleans,
+    [B or 1, H or 1, l or 1, key axis], True where the mask lets the query see the key, None without an explicit mask.
+    ``scores``: the array is dense scores that are added (an MLA decode), not a mask that hides; its key axis counts,
+    its content proves nothing.
+    """
+
+    kind: AttentionKind
+    query_len: int
+    key_len: int
+    value_len: int
+    heads: int
+    kv_heads: int
+    mask: MaskKind
+    mask_shape: tuple[int, ...] | None = None
+    shown: np.ndarray[Any, Any] | None = None
+    scores: bool = False
+
+    @property
+    def explicit(self) -> bool:
+        """Did the model hand attention an array that decides who sees whom? "causal", None and the additive scores of
+        a decode do not: nothing explicit was put to the test."""
+        return self.shown is not None and not (self.scores and self.query_len == 1)
+
+    @property
+    def mask_keys(self) -> int | None:
+        """The mask's key axis, None without an explicit mask or where it broadcasts (an axis of length 1)."""
+        if self.mask_shape is None or not self.mask_shape:
+            return None
+        last = self.mask_shape[-1]
+        return None if last == 1 and self.key_len != 1 else last
+
+
+@dataclass(frozen=True)
+class PositionCall:
+    """Absolute positions given to RoPE (``rope``), M-RoPE (``mrope``: [3, B, l]) or a position-dependent scale of the
+    queries (``query_scale``); the last axis is the token."""
+
+    kind: str
+    positions: np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class ForwardObservation:
+    """One forward: ``logits`` [l, vocab] (None if it raised), the calls the probe saw, seconds in the model, and the
+    error as ``Type: message``."""
+
+    tokens: tuple[int, ...]
+    logits: np.ndarray[Any, Any] | None
+    attention: tuple[AttentionCall, ...] = ()
+    positions: tuple[PositionCall, ...] = ()
+    seconds: float = 0.0
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class RemovalObservation:
+    """What a trim or rollback reports: the number removed from each cache that it visited (empty: it visited none)."""
+
+    removed: tuple[int, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class CacheLengths:
+    """What one cache says of itself."""
+
+    offset: int
+    live_start: int
+    live_len: int
+
+
+@dataclass(frozen=True)
+class TargetIdentity:
+    """Which thing is judged. ``detail`` is the JSON-able rest (configuration, options) that rebuilds it."""
+
+    kind: str
+    family: str
+    variant: str
+    policy: str
+    storage: str
+    weights_seed: int
+    detail: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def name(self) -> str:
+        """``reference/qwen2_vl@offset-mask``, as printed in findings."""
+        return f"{self.kind}/{self.family}@{self.policy}-mask"
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.name} variant {self.variant}, {self.storage} cache, weights seed {self.weights_seed}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "family": self.family,
+            "variant": self.variant,
+            "policy": self.policy,
+            "storage": self.storage,
+            "weights_seed": self.weights_seed,
+        }
+
+
+class Session(Protocol):
+    """One pool of sequences, fresh when opened. Model errors come back as ``error``; only a misuse raises."""
+
+    def forward(self, sequence: int, tokens: Sequence[int]) -> ForwardObservation: ...
+
+    def trim_front(self, sequence: int, n: int, keep: int) -> RemovalObservation: ...
+
+    def rollback(self, sequence: int, n: int) -> RemovalObservation: ...
+
+    def enforce(self, rule: EnforceMaxKvSize) -> RemovalObservation: ...
+
+    def lengths(self, sequence: int) -> tuple[CacheLengths, ...]: ...
+
+
+class Target(Protocol):
+    """Something that can be opened again and again, with the same weights every time."""
+
+    @property
+    def identity(self) -> TargetIdentity: ...
+
+    @property
+    def capabilities(self) -> frozenset[Capability]: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The model layer of every attention call of a forward, in call order (= of every cache)."""
+        ...
+
+    def open(self, owners: tuple[Owner, ...]) -> Session: ...
+
+    def counterpart(self) -> Target | None:
+        """The same weights under the other mask policy; None if there is no such thing."""
+        ...

@@ -1,0 +1,1 @@
+"""Targets: one module per kind of thing that can be judged."""

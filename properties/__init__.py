@@ -1,0 +1,24 @@
+"""What must hold. One module per group, one sentence per property; the tuple below is all of them, in the order in
+which they are judged (the cause before its consequences: a wrong mask before the crash that it leads to)."""
+
+from __future__ import annotations
+
+from harness.judging import Property
+from properties.completion import EveryOperationCompletes
+from properties.lengths import KeysEqualLedgerLiveLength, TrimReportsWhatItRemoved
+from properties.masks import MaskKeyAxisEqualsLiveKeys, MaskShowsExactlyTheVisibleSet
+from properties.positions import PositionsAreAbsolute
+from properties.reproducibility import SameProgramSameBytes, UntrimmedOutputsAreByteIdentical
+
+ALL: tuple[Property, ...] = (
+    MaskKeyAxisEqualsLiveKeys(),
+    KeysEqualLedgerLiveLength(),
+    MaskShowsExactlyTheVisibleSet(),
+    PositionsAreAbsolute(),
+    TrimReportsWhatItRemoved(),
+    EveryOperationCompletes(),
+    SameProgramSameBytes(),
+    UntrimmedOutputsAreByteIdentical(),
+)
+
+BY_ID: dict[str, Property] = {prop.id: prop for prop in ALL}

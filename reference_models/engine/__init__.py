@@ -1,0 +1,27 @@
+"""The reference engine: KV cache, masks, pool and scheduler that the model families run on."""
+
+from .kv_cache import KVCache, Storage
+from .masks import CacheLengths, MaskPolicy, causal_mask, chunk_mask, key_axis_before, rotating_mask
+from .pool import CachePool, Owner, TrimReport, UnknownSequence
+from .scheduler import EnforceReport, Event, Forward, Generation, Scheduler, enforce_max_kv_size
+
+__all__ = [
+    "CacheLengths",
+    "CachePool",
+    "EnforceReport",
+    "Event",
+    "Forward",
+    "Generation",
+    "KVCache",
+    "MaskPolicy",
+    "Owner",
+    "Scheduler",
+    "Storage",
+    "TrimReport",
+    "UnknownSequence",
+    "causal_mask",
+    "chunk_mask",
+    "enforce_max_kv_size",
+    "key_axis_before",
+    "rotating_mask",
+]

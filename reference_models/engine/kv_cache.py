@@ -1,0 +1,225 @@
+"""A KV cache whose front can be trimmed while its offset stays absolute."""
+
+from collections.abc import Callable
+from copy import copy
+from typing import ClassVar, Literal, get_args
+
+import mlx.core as mx
+
+from .int8 import dequantise_rows, quantise_rows
+
+Storage = Literal["rows", "int8"]
+
+_ROW_DTYPES = (mx.float16, mx.bfloat16, mx.float32)
+
+
+class KVCache:
+    """Keys and values of one sequence (or one batch of sequences in step), for one layer.
+
+    Slots are the places of the buffers, positions are absolute. Before any trim that keeps sinks, slot
+    ``i`` holds position ``live_start + i``; after one it does not. Kept keys are never rotated again.
+    ``copy.deepcopy`` gives an independent snapshot.
+
+    Attributes:
+        offset: absolute position of the next token to be written, in tokens; what RoPE reads.
+        live_start: absolute position of the first retained key, in tokens (with sinks: the number of
+            tokens that front trims removed).
+        storage: "rows" keeps rows as given, "int8" keeps int8 rows and one fp16 scale per row.
+    """
+
+    GROWTH: ClassVar[int] = 256
+    """Quantum of the allocation, in slots."""
+
+    def __init__(self, storage: Storage = "rows") -> None:
+        """Make an empty cache without buffers. Raises ValueError for an unknown ``storage``."""
+        if storage not in get_args(Storage):
+            raise ValueError(f"unknown storage {storage!r}: expected one of {get_args(Storage)}")
+        self.storage: Storage = storage
+        self.offset: int = 0
+        self.live_start: int = 0
+        self._keys: _Side | None = None
+        self._values: _Side | None = None
+
+    @property
+    def live_len(self) -> int:
+        """Number of keys held, in tokens."""
+        return self.offset - self.live_start
+
+    @property
+    def seq_len(self) -> int:
+        """Alias of ``live_len``."""
+        return self.live_len
+
+    @property
+    def capacity(self) -> int:
+        """Allocated slots; 0 when there are no buffers."""
+        return 0 if self._keys is None else self._keys.capacity
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held in the buffers of keys and values, including scales."""
+        return sum(side.nbytes for side in (self._keys, self._values) if side is not None)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append n tokens at slots ``[live_len, live_len + n)`` and return all that is held.
+
+        Args:
+            keys: ``[B, Hk, n, Dk]``, float16, bfloat16 or float32.
+            values: ``[B, Hv, n, Dv]``, likewise.
+
+        Returns:
+            ``(keys, values)``, ``[B, Hk, live_len, Dk]`` and ``[B, Hv, live_len, Dv]`` after the append,
+            in slot order and in the dtype of the input.
+
+        Raises:
+            ValueError: n is 0 or another axis is empty; keys and values disagree in B or n; B, H, D or the
+                dtype differ from those of existing buffers. The cache is unchanged then.
+        """
+        _check_rows("keys", keys, self._keys)
+        _check_rows("values", values, self._values)
+        if keys.shape[0] != values.shape[0] or keys.shape[2] != values.shape[2]:
+            raise ValueError(
+                f"keys and values disagree in B or n: keys {keys.shape} have B={keys.shape[0]}, "
+                f"n={keys.shape[2]}; values {values.shape} have B={values.shape[0]}, n={values.shape[2]}"
+            )
+        if self._keys is None or self._values is None:
+            self._keys = _Side(self.storage, keys)
+            self._values = _Side(self.storage, values)
+        at = self.live_len
+        self.offset += keys.shape[2]
+        return self._keys.append(at, keys), self._values.append(at, values)
+
+    def trim_front(self, n: int, keep: int = 0) -> int:
+        """Drop the n oldest tokens behind the first ``keep`` slots, and compact the buffers.
+
+        ``live_start`` grows by what was removed, ``offset`` stays. Capacity falls to ``live_len`` rounded
+        up to ``GROWTH``. When everything goes, the buffers are dropped and ``live_start == offset``; such
+        a cache is not fresh, its next token has the position ``offset``, and it accepts any B, H, D.
+
+        Args:
+            n: tokens to drop, clamped to ``[0, live_len]``; 0 changes nothing.
+            keep: sinks, in slots, clamped to ``[0, live_len - n]`` (n already clamped).
+
+        Returns:
+            The number of tokens removed.
+
+        Raises:
+            ValueError: n or keep is negative.
+        """
+        if n < 0:
+            raise ValueError(f"cannot trim {n} tokens from the front: n must be >= 0")
+        if keep < 0:
+            raise ValueError(f"cannot keep {keep} sinks: keep must be >= 0")
+        live = self.live_len
+        n = min(n, live)
+        if n == 0:
+            return 0
+        keep = min(keep, live - n)
+        self.live_start += n
+        if n == live:
+            self._keys = self._values = None
+            return n
+        for side in (self._keys, self._values):
+            assert side is not None  # live_len > 0 implies buffers
+            side.drop_slots(keep, keep + n, live)
+        return n
+
+    def rollback(self, n: int) -> int:
+        """Drop the n newest tokens: ``offset`` falls, ``live_start`` stays.
+
+        A logical rewind: the buffers stay allocated, also when no live token is left, and the next append
+        overwrites the dropped slots. So B, H, D and the dtype remain bound until ``trim_front`` drops the
+        buffers, which needs at least one live token.
+
+        Args:
+            n: tokens to drop, clamped to ``[0, live_len]``.
+
+        Returns:
+            The number of tokens removed.
+
+        Raises:
+            ValueError: n is negative.
+        """
+        if n < 0:
+            raise ValueError(f"cannot roll back {n} tokens: n must be >= 0")
+        n = min(n, self.live_len)
+        self.offset -= n
+        return n
+
+
+class _Side:
+    """Buffers of the keys, or of the values.
+
+    ``arrays`` is ``[rows]`` or ``[q, scales]``, each ``[B, H, capacity, *]``. Every move of slots is a loop
+    over all of them, so that scales cannot fall out of step with their rows.
+    """
+
+    def __init__(self, storage: Storage, like: mx.array) -> None:
+        batch, heads, _, dim = like.shape
+        self.storage = storage
+        self.dtype = like.dtype
+        self.bound = (batch, heads, dim)
+        layout = [(dim, like.dtype)] if storage == "rows" else [(dim, mx.int8), (1, mx.float16)]
+        self.arrays = [mx.zeros((batch, heads, 0, width), dtype) for width, dtype in layout]
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "_Side":
+        # Lets copy.deepcopy snapshot a cache: an mx.Dtype cannot be deep-copied, and an array copy is
+        # cheap because in-place writes replace the data of one array object only.
+        twin = copy(self)
+        twin.arrays = [mx.array(array) for array in self.arrays]
+        return twin
+
+    @property
+    def capacity(self) -> int:
+        return int(self.arrays[0].shape[2])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+    def append(self, at: int, rows: mx.array) -> mx.array:
+        """Write ``rows`` ``[B, H, n, D]`` from slot ``at`` on; return slots ``[0, at + n)`` dequantised."""
+        end = at + rows.shape[2]
+        if end > self.capacity:
+            self._reallocate(end, lambda old: [old[:, :, :at]])
+        parts = [rows] if self.storage == "rows" else list(quantise_rows(rows))
+        for array, part in zip(self.arrays, parts, strict=True):
+            array[:, :, at:end] = part
+        held = [array[:, :, :end] for array in self.arrays]
+        return held[0] if self.storage == "rows" else dequantise_rows(held[0], held[1], self.dtype)
+
+    def drop_slots(self, first: int, last: int, live: int) -> None:
+        """Keep slots ``[0, first) ++ [last, live)`` in buffers of the least capacity."""
+        self._reallocate(first + live - last, lambda old: [old[:, :, :first], old[:, :, last:live]])
+        # Evaluated now: a lazy copy would hold the old, larger buffer until somebody reads it.
+        mx.eval(self.arrays)
+
+    def _reallocate(self, slots: int, pieces: Callable[[mx.array], list[mx.array]]) -> None:
+        """Move ``pieces`` of every array to new buffers of ``slots`` rounded up to the quantum."""
+        capacity = -(-slots // KVCache.GROWTH) * KVCache.GROWTH
+        for index, old in enumerate(self.arrays):
+            # Copied into fresh zeros: a slice (or a concatenation of one piece) may be a view that keeps
+            # the whole old buffer alive.
+            new = mx.zeros((*old.shape[:2], capacity, old.shape[3]), old.dtype)
+            at = 0
+            for piece in pieces(old):
+                if piece.shape[2] > 0:
+                    new[:, :, at : at + piece.shape[2]] = piece
+                    at += piece.shape[2]
+            self.arrays[index] = new
+
+
+def _check_rows(name: str, rows: mx.array, side: _Side | None) -> None:
+    if rows.ndim != 4:
+        raise ValueError(f"{name} must have 4 axes [B, H, n, D], got shape {rows.shape}")
+    if 0 in rows.shape:
+        raise ValueError(f"{name} {rows.shape} have an empty axis: B, H, n and D must be >= 1")
+    if rows.dtype not in _ROW_DTYPES:
+        raise ValueError(f"{name} are {rows.dtype}: expected float16, bfloat16 or float32")
+    if side is None:
+        return
+    batch, heads, _, dim = rows.shape
+    if (batch, heads, dim) != side.bound:
+        raise ValueError(f"{name} {rows.shape} have (B, H, D) = {(batch, heads, dim)}, the buffers have {side.bound}")
+    if rows.dtype != side.dtype:
+        raise ValueError(f"{name} are {rows.dtype}, the buffers hold {side.dtype}")

@@ -1,0 +1,110 @@
+"""Boolean attention masks: rows are queries, columns are keys, True means visible."""
+
+from typing import Literal, Protocol, get_args
+
+import mlx.core as mx
+
+MaskPolicy = Literal["live", "offset"]
+"""Where a model takes the key axis from: "live" is right, "offset" is the historic bug."""
+
+
+class CacheLengths(Protocol):
+    """What a mask needs to know of a cache, in tokens."""
+
+    @property
+    def offset(self) -> int:
+        """Absolute position of the next token."""
+
+    @property
+    def live_len(self) -> int:
+        """Number of keys held."""
+
+
+def causal_mask(l: int, before: int, window: int | None = None) -> mx.array:
+    """Causal mask for l new tokens behind ``before`` keys.
+
+    Args:
+        l: queries, in tokens, >= 1.
+        before: keys already held, in tokens, >= 0.
+        window: keys that a query may see, in tokens, >= 1, its own key included; None for no limit.
+
+    Returns:
+        bool ``[l, before + l]``: (q, k) is True iff ``k <= q + before`` and, with a window,
+        ``k > q + before - window``. Each row sees at least its own key.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    _check(l, before, window)
+    query = mx.arange(before, before + l)[:, None]
+    key = mx.arange(before + l)[None, :]
+    visible = key <= query
+    if window is not None:
+        visible = visible & (key > query - window)
+    return visible
+
+
+def rotating_mask(l: int, before: int, window: int) -> mx.array:
+    """Windowed mask in the clamped form for rotating caches, which keep at most ``window - 1`` old keys.
+
+    Args:
+        l: queries, in tokens, >= 1.
+        before: keys visible before the append, in tokens, >= 0.
+        window: as in ``causal_mask``.
+
+    Returns:
+        bool ``[l, kept + l]`` with ``kept = min(before, window - 1)``: the last ``kept + l`` columns of
+        ``causal_mask(l, before, window)``.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    _check(l, before, window)
+    # The columns cut off are hidden from every row, and shifting queries and keys by the same amount
+    # leaves the rule unchanged.
+    return causal_mask(l, min(before, window - 1), window)
+
+
+def key_axis_before(cache: CacheLengths, policy: MaskPolicy) -> int:
+    """Keys that a mask assumes to be held before the append, in tokens.
+
+    Raises:
+        ValueError: the policy is unknown.
+    """
+    if policy == "live":
+        return cache.live_len
+    if policy == "offset":
+        return cache.offset
+    raise ValueError(f"unknown mask policy {policy!r}: expected one of {get_args(MaskPolicy)}")
+
+
+def chunk_mask(l: int, cache: CacheLengths, policy: MaskPolicy = "live", window: int | None = None) -> mx.array | None:
+    """Full-width mask for a forward of l tokens through a dense cache; call it before the append.
+
+    Args:
+        l: queries, in tokens, >= 1.
+        cache: the cache that the forward will append to.
+        policy: where the key axis comes from.
+        window: as in ``causal_mask``.
+
+    Returns:
+        None for one token without a window (it sees every key), else bool
+        ``[l, key_axis_before(cache, policy) + l]``.
+
+    Raises:
+        ValueError: the policy is unknown or an argument is out of range.
+    """
+    before = key_axis_before(cache, policy)
+    _check(l, before, window)
+    if l == 1 and window is None:
+        return None
+    return causal_mask(l, before, window)
+
+
+def _check(l: int, before: int, window: int | None) -> None:
+    if l < 1:
+        raise ValueError(f"a mask needs at least one query, got l={l}")
+    if before < 0:
+        raise ValueError(f"a mask cannot have {before} keys before the chunk")
+    if window is not None and window < 1:
+        raise ValueError(f"a window counts the query's own key and must be >= 1, got {window}")

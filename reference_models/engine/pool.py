@@ -1,0 +1,152 @@
+"""The scheduler's pool of caches: who owns the caches of a sequence, and who may trim them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from .kv_cache import KVCache
+
+Owner = Literal["pool", "model"]
+"""Pool-owned caches can be trimmed by the scheduler, model-owned ones cannot."""
+
+
+class UnknownSequence(KeyError):
+    """A sequence id that was never opened, or is closed."""
+
+    def __init__(self, seq: int, known: Sequence[int]) -> None:
+        """Name the id and the open ones."""
+        super().__init__(seq)
+        self.seq = seq
+        self.known = tuple(known)
+
+    def __str__(self) -> str:
+        """A sentence (KeyError would print the bare repr of the id)."""
+        return f"sequence {self.seq!r} is not open (open: {list(self.known)})"
+
+
+@dataclass(frozen=True)
+class TrimReport:
+    """What a front trim or a rollback did.
+
+    Attributes:
+        requested: tokens asked for, before clamping.
+        removed: tokens removed, one entry per cache visited; () when no cache was visited.
+    """
+
+    requested: int
+    removed: tuple[int, ...]
+
+    @property
+    def caches(self) -> int:
+        """Number of caches visited."""
+        return len(self.removed)
+
+
+@dataclass(frozen=True)
+class _Sequence:
+    caches: tuple[KVCache, ...]
+    owner: Owner
+
+
+class CachePool:
+    """Caches of all open sequences, one cache per attention layer and sequence."""
+
+    def __init__(self) -> None:
+        """Make a pool without sequences."""
+        self._open: dict[int, _Sequence] = {}
+        self._next = 0
+
+    @property
+    def sequences(self) -> tuple[int, ...]:
+        """Ids of the open sequences, ascending."""
+        return tuple(self._open)
+
+    def open(self, caches: Sequence[KVCache], owner: Owner = "pool") -> int:
+        """Register the caches of a new sequence.
+
+        Returns:
+            The sequence id: 0, 1, 2, ...; ids are never used again.
+
+        Raises:
+            ValueError: no caches, an unknown owner, or a cache that is listed twice or belongs to another
+                open sequence (a trim would hit it twice).
+        """
+        if owner not in get_args(Owner):
+            raise ValueError(f"unknown owner {owner!r}: expected one of {get_args(Owner)}")
+        if not caches:
+            raise ValueError("a sequence needs at least one cache")
+        taken = {id(cache): f"sequence {seq}" for seq, entry in self._open.items() for cache in entry.caches}
+        for index, cache in enumerate(caches):
+            if id(cache) in taken:
+                raise ValueError(f"cache {index} is already in use by {taken[id(cache)]}")
+            taken[id(cache)] = f"cache {index} of the same sequence"
+        seq = self._next
+        self._next += 1
+        self._open[seq] = _Sequence(tuple(caches), owner)
+        return seq
+
+    def close(self, seq: int) -> None:
+        """Forget a sequence; its caches are left as they are. Raises UnknownSequence."""
+        self._entry(seq)
+        del self._open[seq]
+
+    def owner(self, seq: int) -> Owner:
+        """Who owns the caches of the sequence. Raises UnknownSequence."""
+        return self._entry(seq).owner
+
+    def forward_caches(self, seq: int) -> tuple[KVCache, ...]:
+        """Caches that the model reads and writes, for either owner. Raises UnknownSequence."""
+        return self._entry(seq).caches
+
+    def scheduler_slice(self, seq: int) -> tuple[KVCache, ...]:
+        """Caches that the scheduler may trim: () for a model-owned sequence. Raises UnknownSequence."""
+        entry = self._entry(seq)
+        return entry.caches if entry.owner == "pool" else ()
+
+    def live_len(self, seq: int) -> int:
+        """Keys held by the first cache of the sequence, for either owner, in tokens."""
+        return self._entry(seq).caches[0].live_len
+
+    def offset(self, seq: int) -> int:
+        """Offset of the first cache of the sequence, for either owner, in tokens."""
+        return self._entry(seq).caches[0].offset
+
+    def trim_front(self, seq: int, n: int, keep: int = 0) -> TrimReport:
+        """Front-trim every cache of the scheduler's slice.
+
+        For a model-owned sequence the slice is empty: the loop runs zero times, which is no error, and
+        ``removed`` is ().
+
+        Args:
+            seq: an open sequence.
+            n: tokens to drop, clamped as in ``KVCache.trim_front``.
+            keep: sinks, in slots, clamped likewise.
+
+        Raises:
+            ValueError: n or keep is negative, for either owner.
+            RuntimeError: the caches disagree in ``live_len``; none is changed then.
+            UnknownSequence: seq is not open.
+        """
+        if keep < 0:
+            raise ValueError(f"cannot keep {keep} sinks: keep must be >= 0")
+        return self._visit(seq, n, lambda cache: cache.trim_front(n, keep))
+
+    def rollback(self, seq: int, n: int) -> TrimReport:
+        """Roll back every cache of the scheduler's slice; arguments and errors as in ``trim_front``."""
+        return self._visit(seq, n, lambda cache: cache.rollback(n))
+
+    def _visit(self, seq: int, n: int, trim: Callable[[KVCache], int]) -> TrimReport:
+        caches = self.scheduler_slice(seq)
+        if n < 0:
+            raise ValueError(f"cannot remove {n} tokens from sequence {seq}: n must be >= 0")
+        lengths = [cache.live_len for cache in caches]
+        if len(set(lengths)) > 1:
+            named = ", ".join(f"cache {index}: {length}" for index, length in enumerate(lengths))
+            raise RuntimeError(f"caches of sequence {seq} disagree in live_len ({named})")
+        return TrimReport(n, tuple(trim(cache) for cache in caches))
+
+    def _entry(self, seq: int) -> _Sequence:
+        try:
+            return self._open[seq]
+        except KeyError:
+            raise UnknownSequence(seq, self.sequences) from None

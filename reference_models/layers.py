@@ -1,0 +1,130 @@
+"""Parts that several families share: SwiGLU, grouped-query attention, the pre-norm block, the trunk.
+
+Parameter names are those of the Hugging Face checkpoints (``self_attn.q_proj``, ``mlp.gate_proj``, ...).
+"""
+
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+from mlx import nn
+
+from reference_models.engine.kv_cache import KVCache
+
+Rotation = Callable[[mx.array, mx.array], tuple[mx.array, mx.array]]
+
+
+class SwiGLU(nn.Module):
+    """``down(silu(gate(x)) * up(x))``, ``[.., hidden] -> [.., hidden]`` (Shazeer 2020, arXiv 2002.05202)."""
+
+    def __init__(self, hidden: int, intermediate: int, bias: bool = False):
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden, intermediate, bias=bias)
+        self.up_proj = nn.Linear(hidden, intermediate, bias=bias)
+        self.down_proj = nn.Linear(intermediate, hidden, bias=bias)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.down_proj(nn.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class GroupedAttention(nn.Module):
+    """Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245) over a cache.
+
+    ``qk_norm_eps`` adds the RMS norm on each head of q and k that Qwen3 has; the biases follow the family.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        qkv_bias: bool = False,
+        o_bias: bool = False,
+        qk_norm_eps: float | None = None,
+    ):
+        super().__init__()
+        self.head_dim = head_dim
+        self.q_proj = nn.Linear(hidden, heads * head_dim, bias=qkv_bias)
+        self.k_proj = nn.Linear(hidden, kv_heads * head_dim, bias=qkv_bias)
+        self.v_proj = nn.Linear(hidden, kv_heads * head_dim, bias=qkv_bias)
+        self.o_proj = nn.Linear(heads * head_dim, hidden, bias=o_bias)
+        self.qk_norm = qk_norm_eps is not None
+        if qk_norm_eps is not None:
+            self.q_norm = nn.RMSNorm(head_dim, eps=qk_norm_eps)
+            self.k_norm = nn.RMSNorm(head_dim, eps=qk_norm_eps)
+
+    def __call__(self, x: mx.array, rotation: Rotation, cache: KVCache, mask: mx.array | None) -> mx.array:
+        """``x [B, L, hidden]`` kept. ``rotation`` maps q and k before the cache takes the new rows."""
+        q = split_heads(self.q_proj(x), self.head_dim)
+        k = split_heads(self.k_proj(x), self.head_dim)
+        v = split_heads(self.v_proj(x), self.head_dim)
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotation(q, k)
+        k, v = cache.update_and_fetch(k, v)
+        out = mx.fast.scaled_dot_product_attention(q, k, v, scale=self.head_dim**-0.5, mask=mask)
+        return self.o_proj(merge_heads(out))
+
+
+def split_heads(x: mx.array, head_dim: int) -> mx.array:
+    """``[B, L, H * head_dim] -> [B, H, L, head_dim]``."""
+    batch, length, _ = x.shape
+    return x.reshape(batch, length, -1, head_dim).transpose(0, 2, 1, 3)
+
+
+def merge_heads(x: mx.array) -> mx.array:
+    """``[B, H, L, D] -> [B, L, H * D]``."""
+    batch, _, length, _ = x.shape
+    return x.transpose(0, 2, 1, 3).reshape(batch, length, -1)
+
+
+class Trunk(nn.Module):
+    """What the checkpoints call ``model``: embedding, layers, last norm. The family writes the forward."""
+
+    def __init__(self, vocab: int, hidden: int, eps: float, layers: Sequence[nn.Module]):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(vocab, hidden)
+        self.layers = list(layers)
+        self.norm = nn.RMSNorm(hidden, eps=eps)
+
+
+class Block(nn.Module):
+    """Pre-norm block: ``x + attention(norm(x))``, then ``x + mlp(norm(x))``."""
+
+    def __init__(self, hidden: int, eps: float, attention: nn.Module, mlp: nn.Module):
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(hidden, eps=eps)
+        self.self_attn = attention
+        self.post_attention_layernorm = nn.RMSNorm(hidden, eps=eps)
+        self.mlp = mlp
+
+    def __call__(self, x: mx.array, *attention_arguments: object) -> mx.array:
+        x = x + self.self_attn(self.input_layernorm(x), *attention_arguments)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+def check_inputs(tokens: mx.array, caches: Sequence[KVCache], attention_layers: Sequence[int]) -> None:
+    """Raise ValueError unless ``tokens`` is ``[B, L]``, L > 0, with one cache per attention layer."""
+    if tokens.ndim != 2 or tokens.shape[1] == 0:
+        raise ValueError(f"tokens must be [B, L] with L > 0, not {list(tokens.shape)}")
+    if len(caches) != len(attention_layers):
+        raise ValueError(
+            f"got {len(caches)} caches for {len(attention_layers)} attention layers (model layers "
+            f"{list(attention_layers)}); make them with make_caches()"
+        )
+
+
+def check_heads(heads: int, kv_heads: int, head_dim: int) -> None:
+    """Raise ValueError unless the KV heads divide the query heads and a head splits into pairs."""
+    if heads < 1 or kv_heads < 1 or heads % kv_heads:
+        raise ValueError(f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads})")
+    if head_dim < 2 or head_dim % 2:
+        raise ValueError(f"head_dim must be even and positive, not {head_dim}: RoPE turns pairs")
+
+
+def check_positive(**sizes: int) -> None:
+    """Raise ValueError, naming the field, for a size below 1."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, not {size}")

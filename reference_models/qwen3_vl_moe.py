@@ -1,0 +1,155 @@
+"""Qwen3-VL-MoE, text path: Qwen3-VL with routed experts in place of most feed-forwards.
+
+Sources: Qwen3-VL (arXiv 2511.21631) and the published config and code of
+``Qwen/Qwen3-VL-30B-A3B-Instruct``. Parameter names are those of the checkpoint; experts: see
+``moe.Experts``. There are no shared experts and no groups, and the weights of the chosen experts always sum
+to 1.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+from mlx import nn
+
+from reference_models import layers, moe, rope
+from reference_models.engine import masks
+from reference_models.engine.kv_cache import KVCache, Storage
+
+
+@dataclass(frozen=True)
+class Config:
+    """Fields of the text part of the published config.json; ValueError when they do not fit together."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    moe_intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    num_experts: int
+    num_experts_per_tok: int
+    rope_scaling: rope.MRopeScaling
+    decoder_sparse_step: int = 1
+    mlp_only_layers: tuple[int, ...] = ()
+    rope_theta: float = 5000000.0
+    rms_norm_eps: float = 1e-6
+    attention_bias: bool = False
+    tie_word_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        layers.check_positive(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            moe_intermediate_size=self.moe_intermediate_size,
+            num_hidden_layers=self.num_hidden_layers,
+            decoder_sparse_step=self.decoder_sparse_step,
+        )
+        layers.check_heads(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
+        moe.check_routing(self.num_experts, self.num_experts_per_tok)
+        outside = [index for index in self.mlp_only_layers if not 0 <= index < self.num_hidden_layers]
+        if outside:
+            raise ValueError(f"mlp_only_layers names layers {outside} of a model with {self.num_hidden_layers}")
+        self.rope_scaling.check(self.head_dim)
+        if not self.rope_scaling.mrope_interleaved:
+            raise ValueError("qwen3_vl_moe has interleaved M-RoPE sections: set mrope_interleaved")
+
+    def is_sparse(self, index: int) -> bool:
+        """Whether layer ``index`` has experts: every ``decoder_sparse_step``-th, less ``mlp_only_layers``."""
+        return (index + 1) % self.decoder_sparse_step == 0 and index not in self.mlp_only_layers
+
+
+def attention(config: Config) -> layers.GroupedAttention:
+    """The attention of any layer; the same as in qwen3_vl."""
+    return layers.GroupedAttention(
+        config.hidden_size,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        config.head_dim,
+        qkv_bias=config.attention_bias,
+        o_bias=config.attention_bias,
+        qk_norm_eps=config.rms_norm_eps,
+    )
+
+
+def feed_forward(config: Config, index: int) -> nn.Module:
+    """The feed-forward of layer ``index``: experts or dense."""
+    if not config.is_sparse(index):
+        return layers.SwiGLU(config.hidden_size, config.intermediate_size)
+    router = moe.TopKRouter(config.hidden_size, config.num_experts, config.num_experts_per_tok)
+    return moe.SparseMLP(router, moe.Experts(config.num_experts, config.hidden_size, config.moe_intermediate_size))
+
+
+class Model(nn.Module):
+    """Tokens ``[B, L]`` -> logits ``[B, L, vocab]``."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.config = config
+        self.attention_layers = tuple(range(config.num_hidden_layers))
+        self._inv_freq = 1 / rope.standard_freqs(config.head_dim, config.rope_theta)
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        blocks = [
+            layers.Block(hidden, eps, attention(config), feed_forward(config, index)) for index in self.attention_layers
+        ]
+        self.model = layers.Trunk(config.vocab_size, hidden, eps, blocks)
+        if not config.tie_word_embeddings:
+            self.lm_head = nn.Linear(hidden, config.vocab_size, bias=False)
+
+    def make_caches(self, storage: Storage = "rows") -> list[KVCache]:
+        """Empty caches, one per attention layer."""
+        return [KVCache(storage) for _ in self.attention_layers]
+
+    def __call__(self, tokens: mx.array, caches: Sequence[KVCache], mask_policy: masks.MaskPolicy = "live") -> mx.array:
+        layers.check_inputs(tokens, caches, self.attention_layers)
+        batch, length = tokens.shape
+        position_ids = rope.text_position_ids(caches[0].offset, 0, batch, length)
+        sections = self.config.rope_scaling.mrope_section
+        cos, sin = rope.mrope_angles(position_ids, self._inv_freq, sections, interleaved=True)
+
+        def rotation(q: mx.array, k: mx.array) -> tuple[mx.array, mx.array]:
+            return rope.apply_mrope(q, k, cos, sin)
+
+        mask = masks.chunk_mask(length, caches[0], mask_policy)
+        x = self.model.embed_tokens(tokens)
+        for block, cache in zip(self.model.layers, caches, strict=True):
+            x = block(x, rotation, cache, mask)
+        x = self.model.norm(x)
+        return self.model.embed_tokens.as_linear(x) if self.config.tie_word_embeddings else self.lm_head(x)
+
+
+def _tiny(**changes: object) -> Config:
+    """The simplest tiny configuration, changed."""
+    fields: dict[str, object] = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "rope_scaling": rope.MRopeScaling((2, 1, 1), mrope_interleaved=True),
+        "rope_theta": 100.0,
+    }
+    return Config(**(fields | changes))  # type: ignore[arg-type]
+
+
+TINY: dict[str, Config] = {
+    "one-layer": _tiny(num_hidden_layers=1),
+    "plain": _tiny(),
+    "one-kv-head": _tiny(num_key_value_heads=1, num_experts_per_tok=1, tie_word_embeddings=True),
+    "every-expert": _tiny(num_key_value_heads=4, num_experts_per_tok=4),
+    "sparse-step": _tiny(decoder_sparse_step=2, num_experts=6, num_experts_per_tok=3),
+    "dense-first": _tiny(
+        mlp_only_layers=(0,),
+        attention_bias=True,
+        head_dim=16,
+        rope_scaling=rope.MRopeScaling((4, 2, 2), mrope_interleaved=True),
+    ),
+}

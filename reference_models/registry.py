@@ -1,0 +1,89 @@
+"""All families and the tiny variants of each, simplest first."""
+
+import difflib
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast, get_args
+
+import mlx.core as mx
+
+from reference_models.engine.kv_cache import KVCache, Storage
+from reference_models.engine.masks import MaskPolicy
+from reference_models.mistral4 import CacheForm
+from reference_models.weights import randomise
+
+FAMILIES: tuple[str, ...] = ("mistral4", "nemotron_nas", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
+"""Sorted names; each is a module of this package with ``Config``, ``Model`` and ``TINY``."""
+
+OPTIONS: Mapping[str, tuple[Mapping[str, str], ...]] = {
+    "mistral4": tuple({"cache_form": form} for form in get_args(CacheForm)),
+}
+"""Constructor options that multiply the variants of a family; a family without an entry has none."""
+
+
+_TEXT_ONLY = (
+    "the vision tower is not modelled: no images, so the three M-RoPE ids of a token are always equal and a bug that "
+    "lives in the image path alone cannot show"
+)
+LIMITS: Mapping[str, tuple[str, ...]] = {
+    "qwen2_vl": (_TEXT_ONLY, "sliding-window layers are not modelled"),
+    "qwen3_vl": (_TEXT_ONLY,),
+    "qwen3_vl_moe": (_TEXT_ONLY,),
+}
+"""What a model here leaves out of its family, in words for a report; a family without an entry leaves out nothing."""
+
+
+class UnknownFamily(ValueError):
+    """There is no reference model of that name; the message names the nearest ones."""
+
+
+class ReferenceModel(Protocol):
+    """What every ``Model`` offers."""
+
+    attention_layers: tuple[int, ...]
+    """Model layer of every attention call, in call order, and so of every cache."""
+
+    def make_caches(self, storage: Storage = "rows") -> list[KVCache]:
+        """Empty caches, one per attention layer."""
+
+    def __call__(self, tokens: mx.array, caches: Sequence[KVCache], mask_policy: MaskPolicy = "live") -> mx.array:
+        """Tokens ``[B, L]`` -> logits ``[B, L, vocab]``; the caches take the tokens."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One buildable model: a tiny configuration of a family and the constructor options."""
+
+    family: str
+    name: str
+    config: Any
+    options: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def build(self, seed: int) -> ReferenceModel:
+        """The model with random float32 weights of ``seed``."""
+        model = _module(self.family).Model(self.config, **self.options)
+        randomise(model, seed)
+        return cast(ReferenceModel, model)
+
+
+def variants(family: str) -> tuple[Variant, ...]:
+    """All variants of ``family``, simplest first. Raises UnknownFamily."""
+    return tuple(
+        Variant(family, "-".join((name, *options.values())), config, options)
+        for name, config in _module(family).TINY.items()
+        for options in OPTIONS.get(family, ({},))
+    )
+
+
+def limits(family: str) -> tuple[str, ...]:
+    """What the reference model of ``family`` leaves out, one phrase each. Raises UnknownFamily."""
+    _module(family)
+    return LIMITS.get(family, ())
+
+
+def _module(family: str) -> Any:
+    if family not in FAMILIES:
+        near = difflib.get_close_matches(family, FAMILIES, n=3) or FAMILIES
+        raise UnknownFamily(f"no reference model of family {family!r}; nearest: {', '.join(near)}")
+    return importlib.import_module(f"reference_models.{family}")

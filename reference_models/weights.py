@@ -1,0 +1,38 @@
+"""Random weights that make context matter.
+
+A library's default initialisation is small: attention is then nearly uniform, the residual stream is the
+token itself, and a wrong mask hardly moves a logit. Here every matrix keeps the variance of its input, so
+scores have unit scale.
+"""
+
+import hashlib
+from typing import cast
+
+import mlx.core as mx
+from mlx import nn
+from mlx.utils import tree_flatten, tree_unflatten
+
+
+def randomise(model: nn.Module, seed: int) -> None:
+    """Replace every parameter by float32 random numbers that depend on its name, its shape and ``seed``.
+
+    Matrices (last axis = fan-in): normal with deviation ``1 / sqrt(fan_in)``; embeddings: standard normal;
+    biases: ``0.1 * normal``; norm weights: ``1 + 0.1 * normal``. Building order and other parameters play
+    no part.
+    """
+    parameters = cast(list[tuple[str, mx.array]], tree_flatten(model.parameters()))
+    drawn = [(name, _draw(name, tuple(old.shape), seed)) for name, old in parameters]
+    model.update(tree_unflatten(drawn))
+    mx.eval(model.parameters())
+
+
+def _draw(name: str, shape: tuple[int, ...], seed: int) -> mx.array:
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    normal = mx.random.normal(shape, dtype=mx.float32, key=mx.random.key(int.from_bytes(digest, "big")))
+    if name.endswith("bias"):
+        return 0.1 * normal
+    if len(shape) == 1:  # the only other vectors are the weights of norms
+        return 1 + 0.1 * normal
+    if name.endswith("embed_tokens.weight"):
+        return normal
+    return normal * shape[-1] ** -0.5

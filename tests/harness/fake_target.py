@@ -1,0 +1,220 @@
+"""A target in plain NumPy that can be told to misbehave: what the judges see of it is under the test's control.
+
+It keeps its rows in its own way (token ids with their positions), and shares no code with the ledger.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from harness.operations import EnforceMaxKvSize, Owner
+from harness.target import (
+    AttentionCall,
+    CacheLengths,
+    Capability,
+    ForwardObservation,
+    MaskKind,
+    PositionCall,
+    RemovalObservation,
+    TargetIdentity,
+)
+
+Bug = Literal[
+    "mask leaks",  # shows the token after each
+    "mask hides itself",
+    "mask one row short",
+    "keys one short after rollback",
+    "values one short after a trim",
+    "cache says offset for live_len",
+    "neighbour trimmed too",
+    "positions from live_len",
+    "reports zero removed",
+    "trims what the model owns",
+    "visits one cache",
+    "raises after a trim to zero",
+    "noise",  # logits differ from call to call
+    "noise in two logits",
+    "bias under the live policy",
+    "nan logits under the live policy",
+]
+Quirk = Literal[  # harmless, or hiding
+    "hides a call",
+    "hides a call after a trim",
+    "encoder call",
+    "batch and head axes",
+    "one row for all queries when all are visible",
+    "hides positions after a trim",
+    "mask for one token",
+]
+
+_NOISE = itertools.count()
+
+
+@dataclass(frozen=True)
+class FakeTarget:
+    """``fails_at``: the forward (counted over a session) that raises; ``hook`` is called in front of every forward."""
+
+    bugs: frozenset[Bug] = frozenset()
+    quirks: frozenset[Quirk] = frozenset()
+    policy: Literal["live", "offset"] = "live"
+    mask: MaskKind = "bool"
+    lacks: frozenset[Capability] = frozenset()
+    fails_at: int | None = None
+    hook: Callable[[], None] = lambda: None
+    attention_layers: tuple[int, ...] = (1, 4)
+    vocab_size: int = 11
+    capabilities: frozenset[Capability] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "capabilities", frozenset(Capability) - self.lacks)
+
+    @property
+    def identity(self) -> TargetIdentity:
+        return TargetIdentity("fake", "fake", "plain", self.policy, "rows", 0)
+
+    def open(self, owners: tuple[Owner, ...]) -> FakeSession:
+        return FakeSession(self, owners)
+
+    def counterpart(self) -> FakeTarget | None:
+        if Capability.COUNTERPART in self.lacks:
+            return None
+        return replace(self, policy="offset" if self.policy == "live" else "live")
+
+
+class _Rows:
+    """One sequence: the rows held, oldest first, as (position, token)."""
+
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
+        self.rows: list[tuple[int, int]] = []
+        self.offset = 0
+        self.trimmed = self.rolled_back = False
+
+
+class FakeSession:
+    """A session of a FakeTarget."""
+
+    def __init__(self, target: FakeTarget, owners: tuple[Owner, ...]) -> None:
+        self._target = target
+        self._sequences = [_Rows(owner) for owner in owners]
+        self._forwards = 0
+
+    def forward(self, sequence: int, tokens: Sequence[int]) -> ForwardObservation:
+        target, cache = self._target, self._sequences[sequence]
+        target.hook()
+        self._forwards += 1
+        before, start, count = len(cache.rows), cache.offset, len(tokens)
+        cache.rows += [(start + i, token) for i, token in enumerate(tokens)]
+        cache.offset += count
+        call = self._call(cache, before, start, count)
+        calls = self._visible_calls(cache, call)
+        error = None
+        if call.mask_keys is not None and call.mask_keys != before + count:
+            error, calls = f"ValueError: broadcast {call.mask_shape}", calls[:1]
+        elif self._forwards == target.fails_at:
+            error = "RuntimeError: told to fail"
+        elif "raises after a trim to zero" in target.bugs and before == 0 < start:
+            error, calls = "RuntimeError: no buffer\n to append to", ()
+        logits = None if error else self._logits(cache, start, count, call)
+        given = np.arange(start, start + count)
+        if "positions from live_len" in target.bugs:
+            given = given - start + before
+        positions = (
+            () if "hides positions after a trim" in target.quirks and cache.trimmed else (PositionCall("rope", given),)
+        )
+        return ForwardObservation(tuple(tokens), logits, calls, positions, 0.001, error)
+
+    def _call(self, cache: _Rows, before: int, start: int, count: int) -> AttentionCall:
+        target, keys = self._target, before + count
+        keys -= "keys one short after rollback" in target.bugs and cache.rolled_back
+        values = keys - ("values one short after a trim" in target.bugs and cache.trimmed)
+        explicit = target.mask in ("bool", "additive")
+        if count == 1 and "mask for one token" not in target.quirks:
+            explicit = False
+        kind: MaskKind = target.mask if explicit or count > 1 else "none"
+        if not explicit:
+            return AttentionCall("fast", count, keys, values, 4, 2, kind)
+        width = before if target.policy == "live" else start
+        shown = np.arange(width + count)[None] <= np.arange(width, width + count)[:, None]
+        if "mask leaks" in target.bugs:
+            shown = np.concatenate([shown[1:], shown[-1:]])
+        if "mask hides itself" in target.bugs:
+            shown = shown & ~np.eye(count, width + count, width, dtype=bool)
+        if "mask one row short" in target.bugs and count > 1:
+            shown = shown[1:]
+        if "one row for all queries when all are visible" in target.quirks and shown.all():
+            shown = shown[:1]
+        shape = shown.shape if "batch and head axes" not in target.quirks else (1, 1, *shown.shape)
+        return AttentionCall("fast", count, keys, values, 4, 2, kind, shape, shown[None, None])
+
+    def _visible_calls(self, cache: _Rows, call: AttentionCall) -> tuple[AttentionCall, ...]:
+        quirks, number = self._target.quirks, len(self._target.attention_layers)
+        if "hides a call" in quirks or ("hides a call after a trim" in quirks and cache.trimmed):
+            number -= 1
+        return (call,) * (number + ("encoder call" in quirks))
+
+    def _logits(self, cache: _Rows, start: int, count: int, call: AttentionCall) -> np.ndarray[Any, Any]:
+        target = self._target
+        logits = np.zeros((count, target.vocab_size), np.float32)
+        for row in range(count):
+            for position, token in cache.rows:
+                if position <= start + row:
+                    logits[row, token] += np.float32(1 / (1 + start + row - position))
+        if "noise" in target.bugs:
+            logits += np.float32(next(_NOISE))
+        if "noise in two logits" in target.bugs:
+            logits[-1, :2] += np.float32(next(_NOISE))
+        if call.shown is not None and target.policy == "live":
+            logits += np.float32(0.5 if "bias under the live policy" in target.bugs else 0)
+            logits[0, 0] += np.float32("nan" if "nan logits under the live policy" in target.bugs else 0)
+        return logits
+
+    def trim_front(self, sequence: int, n: int, keep: int) -> RemovalObservation:
+        target, cache = self._target, self._sequences[sequence]
+        if cache.owner == "model" and "trims what the model owns" not in target.bugs:
+            return RemovalObservation()
+        gone = 0
+        while gone < n and len(cache.rows) > 0:  # one by one: another way than the ledger's slice
+            last = len(cache.rows) - 1
+            cache.rows.pop(min(keep, last) if n - gone < len(cache.rows) else 0)
+            gone += 1
+        cache.trimmed |= gone > 0
+        for other in self._sequences:
+            if "neighbour trimmed too" in target.bugs and other is not cache and other.rows and gone:
+                other.rows.pop(0)
+        told = 0 if "reports zero removed" in target.bugs else gone
+        return RemovalObservation((told,) * (1 if "visits one cache" in target.bugs else len(target.attention_layers)))
+
+    def rollback(self, sequence: int, n: int) -> RemovalObservation:
+        cache = self._sequences[sequence]
+        if cache.owner == "model":
+            return RemovalObservation()
+        gone = min(n, len(cache.rows))
+        cache.rows = cache.rows[: len(cache.rows) - gone]
+        cache.offset -= gone
+        cache.rolled_back |= gone > 0
+        return RemovalObservation((gone,) * len(self._target.attention_layers))
+
+    def enforce(self, rule: EnforceMaxKvSize) -> RemovalObservation:
+        cache = self._sequences[rule.sequence]
+        live = len(cache.rows)
+        if live <= rule.limit or cache.owner == "model":
+            return RemovalObservation(() if cache.owner == "model" else (0,) * len(self._target.attention_layers))
+        keep, depth = 0, live - rule.limit
+        if rule.generation == "sinks":
+            keep = min(4, rule.limit - 1)
+        elif rule.generation == "shift":
+            keep = min(rule.keep, max(rule.limit - 4, 0))
+            depth = min(live - keep, max(depth, rule.n_discard or (live - keep) // 2))
+        return self.trim_front(rule.sequence, depth, keep)
+
+    def lengths(self, sequence: int) -> tuple[CacheLengths, ...]:
+        cache = self._sequences[sequence]
+        live = len(cache.rows)
+        told = cache.offset if "cache says offset for live_len" in self._target.bugs else live
+        return (CacheLengths(cache.offset, cache.offset - live, told),) * len(self._target.attention_layers)

@@ -1,0 +1,189 @@
+"""Reduction: long failing programs become short ones, and what comes out really fails."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from kv_harness_fake_target import FakeTarget
+
+import properties
+from harness.findings import Finding, FindingError, Violation
+from harness.judge import judge_program
+from harness.operations import (
+    MAX_TOKENS,
+    Chunk,
+    Decode,
+    EnforceMaxKvSize,
+    Operation,
+    Prefill,
+    Program,
+    Rollback,
+    TrimFront,
+)
+from harness.reduction import ATTEMPTS, reduce_finding
+from harness.target import RemovalObservation
+
+WIDTH = "mask_key_axis_equals_live_keys"
+OWNERS = [("pool",), ("pool", "model"), ("model", "pool"), ("pool", "pool", "pool")]
+
+
+def fake(*bugs: Any, **named: Any) -> FakeTarget:
+    return FakeTarget(bugs=frozenset(bugs), **named)
+
+
+def found(target: FakeTarget, program: Program, property_id: str) -> Finding | None:
+    try:
+        judge_program(target, program, [properties.BY_ID[property_id]])
+    except FindingError as error:
+        return error.finding
+    return None
+
+
+def long_program(seed: int, length: int) -> Program:
+    draw = random.Random(seed)
+    owners: Any = draw.choice(OWNERS)
+
+    def operation() -> Operation:
+        s = draw.randrange(len(owners))
+        return draw.choice(
+            [
+                Prefill(draw.randint(1, 30), s),
+                Chunk(draw.randint(1, 30), s),
+                Decode(draw.randint(1, 6), s),
+                TrimFront(draw.randint(0, 9), draw.randint(0, 3), s),
+                Rollback(draw.randint(0, 6), s),
+                EnforceMaxKvSize(
+                    draw.randint(5, 60), draw.choice(["trim", "sinks", "shift"]), draw.randint(0, 6), 0, s
+                ),
+            ]
+        )
+
+    # a rollback that undoes the whole difference cannot hide it for ever: the last words are a trim and a chunk
+    s = owners.index("pool")
+    tail = (Prefill(9, s), TrimFront(2, 0, s), Chunk(4, s))
+    return Program((*(operation() for _ in range(length)), *tail), owners)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_long_programs_become_short(seed: int) -> None:
+    target = fake(policy="offset")
+    finding = found(target, long_program(seed, 40), WIDTH)
+    assert finding is not None
+    smaller, again = reduce_finding(target, finding, properties.ALL)
+    assert again and smaller.property_id == WIDTH
+    assert len(smaller.program.operations) <= 3 and smaller.program.owners == ("pool",)
+    confirmed = found(target, smaller.program, WIDTH)
+    assert confirmed is not None and confirmed.message == smaller.message
+    kinds = [type(operation) for operation in smaller.program.operations]
+    assert kinds == [Prefill, TrimFront, Chunk]
+    assert str(smaller.program) == "Prefill(1) ; TrimFront(1) ; Chunk(2)"
+
+
+@pytest.mark.parametrize(
+    ("target", "property_id", "program", "shortest"),
+    [
+        (fake("mask leaks"), "mask_shows_exactly_the_visible_set", [Prefill(9), Decode(2), Chunk(7)], "Prefill(2)"),
+        (
+            fake("positions from live_len"),
+            "positions_are_absolute",
+            [Prefill(9), EnforceMaxKvSize(5, "shift"), Decode(3)],
+            "Prefill(1) ; TrimFront(1) ; Decode(1)",
+        ),
+        (fake("reports zero removed"), "trim_reports_what_it_removed", [Prefill(9), TrimFront(5, 2)], None),
+        (fake("bias under the live policy"), "untrimmed_outputs_are_byte_identical", [Prefill(4), Chunk(9)], None),
+        (fake("raises after a trim to zero"), "every_operation_completes", [Prefill(9), TrimFront(99), Chunk(9)], None),
+    ],
+)
+def test_every_property_can_be_reduced(
+    target: FakeTarget, property_id: str, program: list[Operation], shortest: str | None
+) -> None:
+    given = Program(tuple(program))
+    finding = found(target, given, property_id)
+    assert finding is not None
+    smaller, again = reduce_finding(target, finding, properties.ALL)
+    assert again and found(target, smaller.program, property_id) is not None
+    assert len(smaller.program.operations) <= len(given.operations)
+    if shortest is not None:
+        assert str(smaller.program) == shortest
+
+
+def test_a_finding_of_the_second_sequence_loses_the_first() -> None:
+    program = Program((Prefill(5), Prefill(9, 1), TrimFront(2, 0, 1), Decode(1), Chunk(4, 1)), ("model", "pool"))
+    target = fake(policy="offset")
+    finding = found(target, program, WIDTH)
+    assert finding is not None
+    smaller, _ = reduce_finding(target, finding, properties.ALL)
+    assert smaller.program.owners == ("pool",) and len(smaller.program.operations) == 3
+
+
+def test_a_finding_that_needs_two_sequences_keeps_them() -> None:
+    program = Program((Prefill(5), Prefill(5, 1), Decode(3), TrimFront(3), Decode(1, 1)), ("pool", "pool"))
+    target = fake("neighbour trimmed too")
+    finding = found(target, program, "keys_equal_ledger_live_length")
+    assert finding is not None
+    smaller, again = reduce_finding(target, finding, properties.ALL)
+    assert again and len(smaller.program.owners) == 2
+    assert sorted(op.text() for op in smaller.program.operations) == ["Prefill(1)", "Prefill(1)", "TrimFront(1)"]
+
+
+def test_a_finding_that_does_not_come_back_is_returned_as_it_is() -> None:
+    finding = Finding(WIDTH, "fake/fake@live-mask", Violation(0, "seen once"), Program((Prefill(5), Chunk(2))))
+    assert reduce_finding(fake(), finding, properties.ALL) == (finding, False)
+
+
+class Quick(FakeTarget):
+    """Without logits, for many or long forwards."""
+
+    def open(self, owners: Any) -> Any:
+        session = super().open(owners)
+        session._logits = lambda *_: None  # type: ignore[method-assign,assignment,return-value]
+        return session
+
+
+class Long(Quick):
+    """A trim is reported wrongly where more tokens are held than one operation can process."""
+
+    def open(self, owners: Any) -> Any:
+        session = super().open(owners)
+        trim = session.trim_front
+
+        def wrong(sequence: int, n: int, keep: int) -> RemovalObservation:
+            held = session.lengths(sequence)[0].live_len
+            return RemovalObservation((n + 1,) * 2) if held > MAX_TOKENS else trim(sequence, n, keep)
+
+        session.trim_front = wrong  # type: ignore[method-assign]
+        return session
+
+
+def test_merged_forwards_stay_within_the_bounds_of_an_operation() -> None:
+    target = Long(mask="none")
+    program = Program((Prefill(MAX_TOKENS), Chunk(9), TrimFront(1)))
+    finding = found(target, program, "trim_reports_what_it_removed")
+    assert finding is not None
+    smaller, again = reduce_finding(target, finding, properties.ALL)
+    assert again and [type(operation) for operation in smaller.program.operations] == [Prefill, Chunk, TrimFront]
+    assert sum(getattr(operation, "tokens", 0) for operation in smaller.program.operations) == MAX_TOKENS + 1
+
+
+class Counting(Quick):
+    """Counts its sessions."""
+
+    opened = 0
+
+    def open(self, owners: Any) -> Any:
+        Counting.opened += 1
+        return super().open(owners)
+
+
+def test_it_ends_after_a_bounded_number_of_attempts() -> None:
+    Counting.opened = 0
+    target = Counting(bugs=frozenset({"mask leaks"}))
+    program = Program((*[Decode(1)] * 300, Chunk(50)))
+    finding = found(target, program, "mask_shows_exactly_the_visible_set")
+    assert finding is not None
+    smaller, again = reduce_finding(target, finding, properties.ALL)
+    assert again and found(target, smaller.program, "mask_shows_exactly_the_visible_set") is not None
+    assert Counting.opened <= 2 * ATTEMPTS + 5
+    assert str(smaller.program) == "Prefill(2)"

@@ -1,0 +1,103 @@
+"""Programs at the edges, written by hand, under every property and on every variant of every family."""
+
+from __future__ import annotations
+
+import pytest
+
+import properties
+from harness.execution import execute
+from harness.judge import judge_program
+from harness.operations import (
+    Chunk,
+    Decode,
+    EnforceMaxKvSize,
+    OperationError,
+    Prefill,
+    Program,
+    Rollback,
+    TrimFront,
+)
+from harness.recording import record
+from harness.targets.reference import FAMILIES, targets
+
+EDGES: dict[str, Program] = {
+    "trim an empty cache": Program((TrimFront(3), Prefill(4), Chunk(2))),
+    "enforce on an empty cache": Program((EnforceMaxKvSize(1, "shift"), Prefill(4))),
+    "trim to zero and go on": Program((Prefill(6), TrimFront(6), Chunk(3), Decode(2))),
+    "trim to zero twice": Program((Prefill(6), TrimFront(6), Chunk(3), TrimFront(3), TrimFront(3), Chunk(2))),
+    "trim twice": Program((Prefill(9), TrimFront(2), TrimFront(3), Chunk(4))),
+    "trim beyond the length": Program((Prefill(5), TrimFront(99), Chunk(4))),
+    "trim nothing": Program((Prefill(5), TrimFront(0), Chunk(4))),
+    "keep more than there is": Program((Prefill(5), TrimFront(2, keep=99), Chunk(4))),
+    "trim twice behind sinks": Program((Prefill(12), TrimFront(3, keep=2), TrimFront(3, keep=2), Chunk(4))),
+    "limit 1": Program((Prefill(5), EnforceMaxKvSize(1), Chunk(3), EnforceMaxKvSize(1), Decode(2))),
+    "limit 1 with sinks": Program((Prefill(5), EnforceMaxKvSize(1, "sinks"), Chunk(3))),
+    "limit 1 with a shift": Program((Prefill(5), EnforceMaxKvSize(1, "shift"), Chunk(3))),
+    "keep at the limit": Program((Prefill(20), EnforceMaxKvSize(8, "shift", keep=8), Chunk(3))),
+    "keep beyond the limit": Program((Prefill(20), EnforceMaxKvSize(8, "shift", keep=99), Chunk(3))),
+    "discard more than there is": Program((Prefill(20), EnforceMaxKvSize(8, "shift", 2, 10_000), Chunk(3))),
+    "roll back to the trim point": Program((Prefill(9), TrimFront(4), Chunk(3), Rollback(3), Chunk(2))),
+    "roll back everything": Program((Prefill(4), Rollback(99), Prefill(3), Chunk(2))),
+    "roll back into the sinks": Program((Prefill(9), TrimFront(4, keep=2), Rollback(4), Chunk(3))),
+    "roll back after a trim to zero": Program((Prefill(4), TrimFront(4), Rollback(2), Chunk(3))),
+    "cross 256 slots by decoding": Program((Prefill(254), Decode(4), TrimFront(10), Chunk(4))),
+    "cross 256 slots after a trim": Program((Prefill(250), TrimFront(5), Chunk(20), Decode(1))),
+    "two sequences": Program(
+        (Prefill(6), Prefill(5, 1), TrimFront(4), Chunk(3, 1), Chunk(2), Rollback(2, 1), Chunk(3, 1)),
+        ("pool", "pool"),
+    ),
+}
+OWNED = Program(
+    (Prefill(9), Prefill(9, 1), EnforceMaxKvSize(4, sequence=1), EnforceMaxKvSize(4), Chunk(3, 1), Chunk(3)),
+    ("pool", "model"),
+)
+
+
+@pytest.mark.parametrize("name", EDGES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_property_breaks(family: str, name: str) -> None:
+    for target in targets(family):
+        judge = judge_program(target, EDGES[name], properties.ALL)
+        assert len(judge.run.steps) == len(EDGES[name].operations)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_scheduler_leaves_a_model_owned_sequence_alone(family: str) -> None:
+    """It trims zero caches, the trace says so, and the model-owned sequence goes on with all its keys."""
+    for target in targets(family):
+        run = judge_program(target, OWNED, properties.ALL).run
+        trace = record(run, None, {})
+        _, _, owned, pooled, chunk, _ = trace.steps
+        assert (owned["owner"], owned["caches_trimmed"], owned["removed"]) == ("model", 0, [])
+        assert owned["before"] == owned["after"] == {"offset": 9, "live_start": 0, "live_len": 9}
+        assert (pooled["owner"], pooled["caches_trimmed"]) == ("pool", len(target.attention_layers))
+        assert pooled["removed"] == [5] * len(target.attention_layers)
+        assert all(call["keys"] == 12 for call in chunk["forwards"][0]["attention"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_offset_mask_breaks_wherever_offset_and_live_length_differ(family: str) -> None:
+    """An error in exactly those edge programs in which a chunk follows a front trim."""
+    for target in targets(family, "offset"):
+        for name, program in EDGES.items():
+            expected = any(
+                step.before.trimmed and isinstance(step.operation, (Prefill, Chunk))
+                for step in execute(targets(family)[0], program).steps
+            )
+            assert execute(target, program).stopped == expected, name
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TrimFront(-1), "TrimFront: n must lie in"),
+        (lambda: TrimFront(1, keep=-1), "TrimFront: keep must lie in"),
+        (lambda: Rollback(-1), "Rollback: n must lie in"),
+        (lambda: EnforceMaxKvSize(0), "EnforceMaxKvSize: limit must lie in"),
+        (lambda: Chunk(0), "Chunk: tokens must lie in"),
+    ],
+)
+def test_what_cannot_mean_anything_is_refused(make: object, message: str) -> None:
+    assert callable(make)
+    with pytest.raises(OperationError, match=message):
+        make()

@@ -1,0 +1,76 @@
+"""The main job as a test: every family, every property, and the planted bugs that prove that they bite.
+
+Thin on purpose. What is drawn, run and judged lives in ``harness`` and ``properties``; budgets in the profiles.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+import properties
+from harness.campaign import run_campaign
+from harness.faults import FAULTS, VARIATIONS, Fault
+from harness.findings import Verdict
+from harness.profiles import PROFILES
+from harness.targets.reference import FAMILIES, targets
+
+SEED = 20_26
+QUICK = PROFILES["quick"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_live_mask_is_right(family: str) -> None:
+    """Every property holds and met a decisive step; the programs reached the states that matter."""
+    result = run_campaign(family, targets(family), properties.ALL, QUICK, SEED)
+    assert [bug.finding.text() for bug in result.found] == []
+    assert {row.id: row.verdict for row in result.properties} == {prop.id: Verdict.PASS for prop in properties.ALL}
+    assert all(row.tally.decisive_steps > 0 for row in result.properties)
+    cover = result.tally.coverage
+    assert cover.programs >= 100
+    reached = cover.to_json()
+    assert [name for name, count in reached.items() if count == 0] == ["stopped_by_error", "blind_forwards"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_offset_mask_is_found(family: str) -> None:
+    """The bug that started it all, found by the ordinary campaign and shrunk to what a person would write."""
+    result = run_campaign(family, targets(family, "offset"), properties.ALL, QUICK, SEED)
+    found = {bug.finding.property_id: bug for bug in result.found}
+    assert set(found) == {"mask_key_axis_equals_live_keys", "every_operation_completes"}
+    mask = found["mask_key_axis_equals_live_keys"]
+    assert mask.reproducible
+    assert len(mask.finding.program.operations) <= 3
+    assert result.verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_planted_bug_is_found_by_its_property(family: str, fault: Fault) -> None:
+    """The property that a fault names finds it alone, without the help of the others."""
+    assert fault.breaks is not None
+    with fault.plant():
+        result = run_campaign(
+            f"{family}_{fault.id}",
+            targets(family),
+            [properties.BY_ID[fault.breaks]],
+            QUICK,
+            SEED,
+            first_only=True,
+        )
+    assert [bug.finding.property_id for bug in result.found] == [fault.breaks]
+
+
+def test_every_property_has_a_planted_bug() -> None:
+    """The offset policy is the planted bug of the first property; every other one has a fault."""
+    covered = {fault.breaks for fault in FAULTS} | {"mask_key_axis_equals_live_keys"}
+    assert covered == set(properties.BY_ID)
+
+
+@pytest.mark.parametrize("variation", VARIATIONS, ids=lambda fault: fault.id)
+def test_a_harmless_variation_is_not_reported(variation: Fault) -> None:
+    """Another right way to write the same mask: no finding, and no property loses its decisive steps."""
+    family = FAMILIES[VARIATIONS.index(variation) % len(FAMILIES)]
+    with variation.plant():
+        result = run_campaign(f"{family}_{variation.id}", targets(family), properties.ALL, QUICK, SEED)
+    assert [bug.finding.text() for bug in result.found] == []
+    assert {row.verdict for row in result.properties} == {Verdict.PASS}
