@@ -118,6 +118,8 @@ def run_campaign(
     verdict of its own however many bugs there are.  ``first_only`` stops at the first finding (a control needs no
     more).  Ctrl-C ends the campaign and keeps what was measured (``partial``).
     """
+    if not targets:
+        raise ValueError(f"the campaign {name!r} has no target to run on")
     watcher = _Watcher(progress, also)
     result = CampaignResult(name, profile, base_seed, watcher)
     started = time.perf_counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ from harness.reporting import (
 from harness.targets import reference
 
 DATABASE = Path(".hypothesis") / "kv-harness"
+SILENCE = 30.0  # seconds after which a run without a terminal says how far it is
 CONTROL = "mask_key_axis_equals_live_keys"  # the property that the planted offset-mask bug must break
 
 
@@ -157,13 +159,21 @@ def _check_writable(out: Path) -> None:
 
 @contextmanager
 def _progress(family: str, programs: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr where that is a terminal; the total grows when findings lead to further rounds."""
-    console = Console(stderr=True)
+    """A bar on stderr where that is a terminal, else a line every half minute. Findings lead to further programs, so
+    the total may grow."""
     if not sys.stderr.isatty():
-        yield lambda _: None
+        said = time.monotonic()
+
+        def say(done: int) -> None:
+            nonlocal said
+            if time.monotonic() - said >= SILENCE:
+                said = time.monotonic()
+                print(f"{family}: {done} of {max(programs, done)} programs", file=sys.stderr, flush=True)
+
+        yield say
         return
     columns = (TextColumn("{task.description:<14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(family, total=programs)
 
         def advance(done: int) -> None:

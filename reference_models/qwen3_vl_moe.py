@@ -6,15 +6,12 @@ Sources: Qwen3-VL (arXiv 2511.21631) and the published config and code of
 to 1.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import mlx.core as mx
 from mlx import nn
 
 from reference_models import layers, moe, rope
-from reference_models.engine import masks
-from reference_models.engine.kv_cache import KVCache, Storage
+from reference_models.mrope_decoder import MRopeDecoder, qwen3_attention
 
 
 @dataclass(frozen=True)
@@ -62,19 +59,6 @@ class Config:
         return (index + 1) % self.decoder_sparse_step == 0 and index not in self.mlp_only_layers
 
 
-def attention(config: Config) -> layers.GroupedAttention:
-    """The attention of any layer; the same as in qwen3_vl."""
-    return layers.GroupedAttention(
-        config.hidden_size,
-        config.num_attention_heads,
-        config.num_key_value_heads,
-        config.head_dim,
-        qkv_bias=config.attention_bias,
-        o_bias=config.attention_bias,
-        qk_norm_eps=config.rms_norm_eps,
-    )
-
-
 def feed_forward(config: Config, index: int) -> nn.Module:
     """The feed-forward of layer ``index``: experts or dense."""
     if not config.is_sparse(index):
@@ -83,42 +67,18 @@ def feed_forward(config: Config, index: int) -> nn.Module:
     return moe.SparseMLP(router, moe.Experts(config.num_experts, config.hidden_size, config.moe_intermediate_size))
 
 
-class Model(nn.Module):
+class Model(MRopeDecoder):
     """Tokens ``[B, L]`` -> logits ``[B, L, vocab]``."""
 
     def __init__(self, config: Config):
-        super().__init__()
-        self.config = config
-        self.attention_layers = tuple(range(config.num_hidden_layers))
-        self._inv_freq = 1 / rope.standard_freqs(config.head_dim, config.rope_theta)
         hidden, eps = config.hidden_size, config.rms_norm_eps
-        blocks = [
-            layers.Block(hidden, eps, attention(config), feed_forward(config, index)) for index in self.attention_layers
-        ]
-        self.model = layers.Trunk(config.vocab_size, hidden, eps, blocks)
-        if not config.tie_word_embeddings:
-            self.lm_head = nn.Linear(hidden, config.vocab_size, bias=False)
-
-    def make_caches(self, storage: Storage = "rows") -> list[KVCache]:
-        """Empty caches, one per attention layer."""
-        return [KVCache(storage) for _ in self.attention_layers]
-
-    def __call__(self, tokens: mx.array, caches: Sequence[KVCache], mask_policy: masks.MaskPolicy = "live") -> mx.array:
-        layers.check_inputs(tokens, caches, self.attention_layers)
-        batch, length = tokens.shape
-        position_ids = rope.text_position_ids(caches[0].offset, 0, batch, length)
-        sections = self.config.rope_scaling.mrope_section
-        cos, sin = rope.mrope_angles(position_ids, self._inv_freq, sections, interleaved=True)
-
-        def rotation(q: mx.array, k: mx.array) -> tuple[mx.array, mx.array]:
-            return rope.apply_mrope(q, k, cos, sin)
-
-        mask = masks.chunk_mask(length, caches[0], mask_policy)
-        x = self.model.embed_tokens(tokens)
-        for block, cache in zip(self.model.layers, caches, strict=True):
-            x = block(x, rotation, cache, mask)
-        x = self.model.norm(x)
-        return self.model.embed_tokens.as_linear(x) if self.config.tie_word_embeddings else self.lm_head(x)
+        super().__init__(
+            config,
+            [
+                layers.Block(hidden, eps, qwen3_attention(config), feed_forward(config, index))
+                for index in range(config.num_hidden_layers)
+            ],
+        )
 
 
 def _tiny(**changes: object) -> Config:

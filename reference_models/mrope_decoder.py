@@ -1,0 +1,67 @@
+"""The text decoder that the M-RoPE families share: what differs is the blocks and how the sections are laid out.
+
+One forward builds the position ids, their angles and the mask once; every layer uses them.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+
+from reference_models import layers, rope
+from reference_models.engine import masks
+from reference_models.engine.kv_cache import KVCache, Storage
+
+
+class MRopeDecoder(nn.Module):
+    """Tokens ``[B, L]`` -> logits ``[B, L, vocab]``.
+
+    ``config``: of a family; read are vocab_size, hidden_size, head_dim, rope_theta, rope_scaling, rms_norm_eps and
+    tie_word_embeddings. ``blocks``: one per layer, all with attention.
+    """
+
+    def __init__(self, config: Any, blocks: list[layers.Block]):
+        super().__init__()
+        self.config = config
+        self.attention_layers = tuple(range(len(blocks)))
+        self._inv_freq = 1 / rope.standard_freqs(config.head_dim, config.rope_theta)
+        self.model = layers.Trunk(config.vocab_size, config.hidden_size, config.rms_norm_eps, blocks)
+        if not config.tie_word_embeddings:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def make_caches(self, storage: Storage = "rows") -> list[KVCache]:
+        """Empty caches, one per attention layer."""
+        return [KVCache(storage) for _ in self.attention_layers]
+
+    def __call__(self, tokens: mx.array, caches: Sequence[KVCache], mask_policy: masks.MaskPolicy = "live") -> mx.array:
+        layers.check_inputs(tokens, caches, self.attention_layers)
+        batch, length = tokens.shape
+        scaling = self.config.rope_scaling
+        position_ids = rope.text_position_ids(caches[0].offset, 0, batch, length)
+        cos, sin = rope.mrope_angles(
+            position_ids, self._inv_freq, scaling.mrope_section, interleaved=scaling.mrope_interleaved
+        )
+
+        def rotation(q: mx.array, k: mx.array) -> tuple[mx.array, mx.array]:
+            return rope.apply_mrope(q, k, cos, sin)
+
+        mask = masks.chunk_mask(length, caches[0], mask_policy)
+        x = self.model.embed_tokens(tokens)
+        for block, cache in zip(self.model.layers, caches, strict=True):
+            x = block(x, rotation, cache, mask)
+        x = self.model.norm(x)
+        return self.model.embed_tokens.as_linear(x) if self.config.tie_word_embeddings else self.lm_head(x)
+
+
+def qwen3_attention(config: Any) -> layers.GroupedAttention:
+    """Qwen3's attention, the same in both of its families: head_dim of its own, RMS norm on each head of q and k."""
+    return layers.GroupedAttention(
+        config.hidden_size,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        config.head_dim,
+        qkv_bias=config.attention_bias,
+        o_bias=config.attention_bias,
+        qk_norm_eps=config.rms_norm_eps,
+    )
