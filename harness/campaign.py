@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hypothesis import errors, reporting, seed
+from hypothesis.internal.cache import LRUCache
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 from hypothesis.stateful import run_state_machine_as_test
 
 from harness.findings import Finding, FindingError, Verdict
@@ -18,14 +22,14 @@ from harness.judging import Evidence, Judgement, Property
 from harness.machine import make_machine
 from harness.profiles import Profile
 from harness.reduction import reduce_finding
-from harness.tally import PropertyTally, Tally
-from harness.target import Target
+from harness.tally import PropertyTally, Tally, target_label
+from harness.target import Capability, Target
 
 
 @dataclass(frozen=True)
 class FoundBug:
-    """A finding with the target that showed it. ``reproducible``: it came back in a fresh session. ``after``: how many
-    programs had run when it was first seen."""
+    """A finding with the target that showed it. ``reproducible``: it came back in a target made new. ``after``: how
+    many programs had run when it was first seen."""
 
     finding: Finding
     target: Target
@@ -76,6 +80,11 @@ class _Watcher(Tally):
         self.first_violation: dict[str, int] = {}
         self.seen: Finding | None = None  # the shortest finding of the search in hand
 
+    def check(self) -> None:
+        """Let the caller interrupt: its progress function may raise KeyboardInterrupt."""
+        if self._progress is not None:
+            self._progress(self.coverage.programs)
+
     def on_judgement(self, prop: Property, judgement: Judgement) -> None:
         super().on_judgement(prop, judgement)
         if judgement.violation is not None:
@@ -89,8 +98,7 @@ class _Watcher(Tally):
         super().on_end(evidence)
         if self._also is not None:
             self._also.on_end(evidence)
-        if self._progress is not None:
-            self._progress(self.coverage.programs)
+        self.check()
 
 
 def derive_seed(base: int, *names: object) -> int:
@@ -115,36 +123,46 @@ def run_campaign(
 
     The share is not left to the draw: Hypothesis likes to vary what it has just seen, and would leave some targets
     out.  After a finding its property is muted and the target gets another search, so that every property gets a
-    verdict of its own however many bugs there are.  ``first_only`` stops at the first finding (a control needs no
-    more).  Ctrl-C ends the campaign and keeps what was measured (``partial``).
+    verdict of its own however many bugs there are.  A target on which some property met no decisive step gets a few
+    more (``profile.patience``) before that counts as VACUOUS.  ``first_only`` stops at the first finding (a control
+    needs no more).  Ctrl-C ends the campaign and keeps what was measured (``partial``).
     """
     if not targets:
         raise ValueError(f"the campaign {name!r} has no target to run on")
     watcher = _Watcher(progress, also)
     result = CampaignResult(name, profile, base_seed, watcher)
     started = time.perf_counter()
-    share = dataclasses.replace(profile, programs=-(-profile.programs // len(targets)))
-    waiting = list(enumerate(targets))
+    share = dataclasses.replace(profile, programs=max(profile.least, -(-profile.programs // len(targets))))
     muted: set[str] = set()
-    while waiting and not result.partial:
-        number, target = waiting[0]
-        watcher.seen = None
-        machine = make_machine(f"Cache_{name}_{number}", target, properties, watcher, muted)
-        try:
-            _search(seed(derive_seed(base_seed, name, number, len(muted)))(machine), share, database)
-        except KeyboardInterrupt:
-            result.partial = True
-        finding = watcher.seen
-        if finding is None:
-            waiting.pop(0)
-            continue
-        muted.add(finding.property_id)  # also when interrupted: what was found is not lost
-        try:
-            smaller, again = reduce_finding(target, finding, tuple(properties))
-        except KeyboardInterrupt:
-            smaller, again, result.partial = finding, True, True
-        result.found.append(FoundBug(smaller, target, again, watcher.first_violation[finding.property_id]))
-        if first_only:
+    for number, target in enumerate(targets):
+        patience = profile.patience
+        search = 0
+        while not result.partial:
+            watcher.seen = None
+            machine = make_machine(f"Cache_{name}_{number}", target, properties, watcher, muted)
+            try:
+                _search(seed(derive_seed(base_seed, name, number, search))(machine), share, database)
+                watcher.check()
+            except KeyboardInterrupt:
+                result.partial = True
+            search += 1
+            finding = watcher.seen
+            if finding is not None:
+                muted.add(finding.property_id)  # also when interrupted: what was found is not lost
+                try:
+                    smaller, again = reduce_finding(target, finding, tuple(properties))
+                except KeyboardInterrupt:
+                    smaller, again, result.partial = finding, True, True  # not tried: a replay may
+                after = watcher.first_violation[finding.property_id]
+                found = dataclasses.replace(smaller, reproducible=again)
+                result.found.append(FoundBug(found, target, again, after))
+            elif patience and _undecided(watcher, target, properties, muted):
+                patience -= 1
+            else:
+                break
+            if finding is not None and first_only:
+                break
+        if result.partial or (first_only and result.found):
             break
     result.seconds = time.perf_counter() - started
     result.properties = [_result(prop, targets, result) for prop in properties]
@@ -154,13 +172,32 @@ def run_campaign(
 def _search(machine: type, profile: Profile, database: Path | None) -> None:
     """One Hypothesis run until its budget is spent or a finding is shrunk; the watcher has seen what it found."""
     try:
-        with reporting.with_reporter(lambda _: None):  # what it would print, our reports say better
+        with _seed_alone(), reporting.with_reporter(lambda _: None):  # what it would print, our reports say better
             run_state_machine_as_test(machine, settings=profile.settings(database))
     except FindingError:
         pass
     except errors.Flaky as error:  # it failed, and then it did not: the program alone does not decide
         if not _holds_finding(error):
             raise
+
+
+@contextmanager
+def _seed_alone() -> Iterator[None]:
+    """Let the seed alone decide what is drawn.
+
+    Hypothesis takes one draw in twenty from the literals of whatever local modules happen to be loaded, so the same
+    seed gives other programs in a checkout than in an installed copy. There is no setting for that; where a release
+    has no such function any more, nothing is replaced.
+    """
+    replaced = {"_get_local_constants": Constants, "CONSTANTS_CACHE": LRUCache(1024)}  # the cache holds them per draw
+    originals = {name: getattr(providers, name) for name in replaced if hasattr(providers, name)}
+    for name in originals:
+        setattr(providers, name, replaced[name])
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(providers, name, original)
 
 
 def _holds_finding(error: BaseException) -> bool:
@@ -180,18 +217,48 @@ def _holds_finding(error: BaseException) -> bool:
     return False
 
 
+def _undecided(tally: Tally, target: Target, properties: Sequence[Property], muted: set[str]) -> bool:
+    """Has some property that can judge this target met no decisive step on it yet?"""
+    return any(
+        not _decisive_on(tally, prop, target)
+        for prop in properties
+        if prop.id not in muted and prop.needs <= target.capabilities
+    )
+
+
+def _decisive_on(tally: Tally, prop: Property, target: Target) -> int:
+    counted = tally.properties.get(prop.id)
+    return 0 if counted is None else counted.by_target.get(target_label(target), 0)
+
+
+_SEEN = frozenset({Capability.ATTENTION, Capability.POSITIONS})
+
+
 def _result(prop: Property, targets: Sequence[Target], result: CampaignResult) -> PropertyResult:
+    """The verdict. One configuration without a decisive step makes a property VACUOUS: no other speaks for it."""
     tally = result.tally.properties.get(prop.id, PropertyTally())
-    missing = set[str]()
-    for target in targets:
-        missing |= {str(capability) for capability in prop.needs - target.capabilities}
     if any(bug.finding.property_id == prop.id for bug in result.found):
         return PropertyResult(prop.id, Verdict.FAIL, tally)
-    if missing and not tally.steps:
-        return PropertyResult(prop.id, Verdict.NOT_APPLICABLE, tally, f"the target lacks: {', '.join(sorted(missing))}")
+    able = [target for target in targets if prop.needs <= target.capabilities]
+    if not able:
+        missing = {str(capability) for target in targets for capability in prop.needs - target.capabilities}
+        reason = f"the target lacks: {', '.join(sorted(missing))}"
+        return PropertyResult(prop.id, Verdict.NOT_APPLICABLE, tally, reason)
+    run = [target for target in able if result.tally.targets.get(target_label(target))]
     if tally.inconclusive:
         reason = f"{tally.inconclusive} programs did not repeat themselves, so the comparison says nothing"
         return PropertyResult(prop.id, Verdict.INCONCLUSIVE, tally, reason)
-    if not tally.decisive_steps:
-        return PropertyResult(prop.id, Verdict.VACUOUS, tally, f"no decisive step: it needs {prop.decisive_when}")
+    if not tally.steps:
+        reason = f"it met nothing that it could judge (decisive would be: {prop.decisive_when})"
+        return PropertyResult(prop.id, Verdict.VACUOUS, tally, reason)
+    empty = [target_label(target) for target in run if not _decisive_on(result.tally, prop, target)]
+    if empty or not tally.decisive_steps:
+        where = f" on {len(empty)} of {len(run)} configurations ({'; '.join(empty[:3])})" if empty else ""
+        return PropertyResult(
+            prop.id, Verdict.VACUOUS, tally, f"no decisive step{where}: it needs {prop.decisive_when}"
+        )
+    blind = result.tally.coverage.blind_forwards
+    if blind and prop.needs & _SEEN:
+        reason = f"{blind} of {result.tally.coverage.forwards} forwards hid attention or position calls"
+        return PropertyResult(prop.id, Verdict.INCONCLUSIVE, tally, reason)
     return PropertyResult(prop.id, Verdict.PASS, tally)

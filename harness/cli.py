@@ -7,9 +7,9 @@ line on stderr that names it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import secrets
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +22,7 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 from harness import __version__
 from harness.profiles import PROFILES
+from harness.terminal import INTERRUPTS, Output
 
 CLEAN, FINDINGS, UNUSABLE = 0, 1, 2
 
@@ -37,7 +38,7 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """The argument parser of ``kv-harness``."""
-    parser = _Parser(prog="kv-harness", description="Proves the KV cache and the attention masks of MLX models right.")
+    parser = _Parser(prog="kv-harness", description="Finds bugs in the KV cache and the attention masks of MLX models.")
     parser.add_argument("--version", action="version", version=f"kv-harness {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -79,21 +80,21 @@ def _device_option(parser: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
+    INTERRUPTS.install()  # a stopped job keeps what it measured, as Ctrl-C does
+    output = Output()
     try:
-        arguments = build_parser().parse_args(argv)
-        signal.signal(
-            signal.SIGTERM, signal.default_int_handler
-        )  # a stopped job keeps what it measured, as Ctrl-C does
-        return int(arguments.act(arguments))
+        with contextlib.redirect_stdout(output):
+            arguments = build_parser().parse_args(argv)
+            code = int(arguments.act(arguments))
     except UsageError as error:
-        return _unusable(str(error))
+        code = _unusable(str(error))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return FINDINGS
-    except BrokenPipeError:
-        # the reader (head, a pager) has had enough; nothing is wrong with the run itself
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CLEAN
+        code = FINDINGS
+    output.flush()
+    if output.error is not None and not isinstance(output.error, BrokenPipeError):
+        code = code or _unusable(f"cannot write to standard output: {output.error.strerror}")
+    return code
 
 
 def _unusable(message: str) -> int:
@@ -131,10 +132,9 @@ def _run(arguments: argparse.Namespace) -> int:
             strict=arguments.strict,
             device=arguments.device,
         )
-    except BrokenPipeError:
-        raise
     except OSError as error:
-        raise UsageError(f"cannot write reports to {arguments.out}: {error.strerror or error}") from error
+        where = error.filename or arguments.out
+        raise UsageError(f"cannot write reports: {where}: {error.strerror or error}") from error
 
 
 def _replay(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ The state machine, replay and reports all go through here: one operation means o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from harness.ledger import Append, SequenceLedger, SequenceState
 from harness.operations import (
@@ -20,7 +20,7 @@ from harness.operations import (
     Rollback,
     TrimFront,
 )
-from harness.target import CacheLengths, ForwardObservation, RemovalObservation, Target
+from harness.target import CacheLengths, CacheRows, ForwardObservation, RemovalObservation, Target
 
 
 def token_ids(sequence: int, count: int, start: int, vocab_size: int) -> tuple[int, ...]:
@@ -44,6 +44,16 @@ class ForwardStep:
 
 
 @dataclass(frozen=True)
+class Told:
+    """One sequence after an operation: the ledger's side (state, absolute positions held) and what its caches say."""
+
+    state: SequenceState
+    held: tuple[int, ...]
+    lengths: tuple[CacheLengths, ...]
+    rows: tuple[CacheRows, ...]
+
+
+@dataclass(frozen=True)
 class Step:
     """One operation: the ledger's state on both sides, and the observations."""
 
@@ -55,9 +65,7 @@ class Step:
     forwards: tuple[ForwardStep, ...] = ()
     expected_removed: int | None = None  # None for an operation that removes nothing by nature
     removal: RemovalObservation | None = None
-    first_held: int | None = None  # absolute position of the oldest key held afterwards
-    lengths: tuple[CacheLengths, ...] = ()
-    others: dict[int, tuple[SequenceState, tuple[CacheLengths, ...]]] = field(default_factory=dict)
+    told: tuple[Told, ...] = ()  # of every sequence, in order; () after an error
 
     @property
     def error(self) -> str | None:
@@ -67,9 +75,13 @@ class Step:
 
 
 class Execution:
-    """A program in the making on one target. After an error the session is not to be trusted: ``stopped``."""
+    """A program in the making on one target. After an error the session is not to be trusted: ``stopped``.
 
-    def __init__(self, target: Target, owners: tuple[Owner, ...] = ("pool",)) -> None:
+    ``tell``: ask the caches after every operation (a run that is only compared by its logits need not).
+    """
+
+    def __init__(self, target: Target, owners: tuple[Owner, ...] = ("pool",), tell: bool = True) -> None:
+        self._tell = tell
         self.target = target
         self.owners = owners
         self.ledgers = [SequenceLedger(owner) for owner in owners]
@@ -110,18 +122,17 @@ class Execution:
             forwards=forwards,
             expected_removed=expected,
             removal=removal,
-            first_held=ledger.held[0] if ledger.held else None,
-            lengths=() if failed else self._session.lengths(operation.index),
-            others={}
-            if failed
-            else {
-                other: (self.ledgers[other].state(), self._session.lengths(other))
-                for other in range(len(self.owners))
-                if other != operation.index
-            },
+            told=()
+            if failed or not self._tell
+            else tuple(self._told(sequence) for sequence in range(len(self.owners))),
         )
         self.steps.append(step)
         return step
+
+    def _told(self, sequence: int) -> Told:
+        ledger = self.ledgers[sequence]
+        lengths, rows = self._session.lengths(sequence), self._session.rows(sequence)
+        return Told(ledger.state(), tuple(ledger.held), lengths, rows)
 
     def _forward(self, sequence: int, count: int) -> ForwardStep:
         tokens = token_ids(sequence, count, self._processed[sequence], self.target.vocab_size)
@@ -146,9 +157,9 @@ class Execution:
         raise TypeError(f"unknown operation {operation!r}")
 
 
-def execute(target: Target, program: Program) -> Execution:
+def execute(target: Target, program: Program, tell: bool = True) -> Execution:
     """Run a whole program (up to the first error) and return its Execution."""
-    run = Execution(target, program.owners)
+    run = Execution(target, program.owners, tell)
     for operation in program.operations:
         run.apply(operation)
         if run.stopped:

@@ -38,6 +38,7 @@ class Finding:
     target: str
     violation: Violation
     program: Program
+    reproducible: bool = True  # it comes back in a target made new; else a replay cannot judge it
 
     @property
     def message(self) -> str:

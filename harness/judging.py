@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,7 +39,7 @@ class Evidence:
     @cached_property
     def repeat(self) -> Execution:
         """The same program again on the same target, in a fresh session."""
-        return execute(self.run.target, self.run.program)
+        return execute(self.run.target, self.run.program, tell=False)
 
     @cached_property
     def untrimmed(self) -> list[int]:
@@ -59,7 +60,7 @@ class Evidence:
         if other is None:
             return None
         operations: tuple[Operation, ...] = tuple(self.run.steps[i].operation for i in self.untrimmed)
-        return execute(other, Program(operations, self.run.owners))
+        return execute(other, Program(operations, self.run.owners), tell=False)
 
     @property
     def executions(self) -> tuple[Execution, ...]:
@@ -103,6 +104,20 @@ def attention_calls(run: Execution, forward: ForwardStep) -> Iterator[tuple[int,
         yield from zip(layers, calls, strict=False)
 
 
+def positions_are_whole(run: Execution, forward: ForwardStep) -> bool:
+    """Does this forward show as many position calls of each kind as the first one of the run? Fewer means that
+    something hides them, and then silence proves nothing."""
+    first = next(f for step in run.steps for f in step.forwards)
+    return _kinds(forward) == _kinds(first)
+
+
+def _kinds(forward: ForwardStep) -> Counter[str]:
+    return Counter(call.kind for call in forward.seen.positions)
+
+
 def is_blind(run: Execution, forward: ForwardStep) -> bool:
-    """Did a forward that completed show another number of attention calls than the model has attention layers?"""
-    return forward.seen.error is None and len(forward.seen.attention) != len(run.target.attention_layers)
+    """Did a forward that completed hide something: another number of attention calls than the model has attention
+    layers, or fewer position calls than the first forward of the run?"""
+    if forward.seen.error is not None:
+        return False
+    return len(forward.seen.attention) != len(run.target.attention_layers) or not positions_are_whole(run, forward)

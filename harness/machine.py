@@ -34,10 +34,12 @@ class ProgramMachine(RuleBasedStateMachine):
 
     judge: Judge | None = None
 
-    @initialize(owners=draw.owner_layouts, tokens=draw.prefill_sizes)
-    def begin(self, owners: tuple[Owner, ...], tokens: int) -> None:
+    @initialize(owners=draw.owner_layouts, tokens=draw.prefill_sizes, warm=draw.warm, more=draw.prefill_sizes)
+    def begin(self, owners: tuple[Owner, ...], tokens: int, warm: bool, more: int) -> None:
         self.judge = Judge(self.target, owners, self.properties, self.listener, self.muted)
         self._apply(Prefill(tokens))
+        if warm and len(owners) > 1:
+            self._apply(Prefill(more, 1))
 
     @rule(sequence=draw.sequences, tokens=draw.chunk_sizes)
     def extend(self, sequence: int, tokens: int) -> None:
@@ -62,16 +64,27 @@ class ProgramMachine(RuleBasedStateMachine):
 
     @rule(
         sequence=draw.sequences,
-        limit=draw.limits,
+        excess=draw.excesses,
         generation=draw.generations,
         keep=draw.shift_keeps,
         n_discard=draw.discards,
     )
-    def enforce(self, sequence: int, limit: int, generation: Generation, keep: int, n_discard: int) -> None:
+    def enforce(self, sequence: int, excess: int, generation: Generation, keep: int, n_discard: int) -> None:
+        """The bound is drawn relative to what the sequence holds: most absolute ones would do nothing."""
         index = self._sequence(sequence)
+        limit = max(1, self._live_len(index) - excess)
         if generation == "shift":
             self._apply(EnforceMaxKvSize(limit, generation, keep, n_discard, sequence=index))
         else:  # the older generations take neither argument
+            self._apply(EnforceMaxKvSize(limit, generation, sequence=index))
+
+    @rule(sequence=draw.sequences, tokens=draw.chunk_sizes, excess=draw.excesses, generation=draw.generations)
+    def bounded_prefill(self, sequence: int, tokens: int, excess: int, generation: Generation) -> None:
+        """A chunked prefill under a bound, as a server does it: chunk, enforce, chunk, enforce."""
+        index = self._sequence(sequence)
+        limit = max(1, self._live_len(index) - excess)
+        for _ in range(2):
+            self._apply(Chunk(tokens, index))
             self._apply(EnforceMaxKvSize(limit, generation, sequence=index))
 
     @rule(sequence=draw.sequences, n=draw.rollback_counts)
@@ -84,6 +97,9 @@ class ProgramMachine(RuleBasedStateMachine):
 
     def _sequence(self, drawn: int) -> int:
         return drawn % len(self.judge.run.owners) if self.judge is not None else 0
+
+    def _live_len(self, index: int) -> int:
+        return self.judge.run.ledgers[index].live_len if self.judge is not None else 0
 
     def _apply(self, operation: Operation) -> None:
         if self.judge is not None and not self.judge.stopped:

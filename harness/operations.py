@@ -15,11 +15,11 @@ Owner = Literal["pool", "model"]
 Generation = Literal["trim", "sinks", "shift"]
 
 #: Upper bounds that a value must respect before anything is allocated for it (a trace file is untrusted input).
-MAX_TOKENS = 1 << 12  # of one operation
-MAX_TOTAL_TOKENS = 1 << 14  # of a program; scores are [heads, tokens, keys], so this bounds the memory
+MAX_TOKENS = 1 << 11  # of one operation
+MAX_TOTAL_TOKENS = 1 << 13  # of a program; scores are [heads, tokens, keys], so this bounds the memory
 MAX_COUNT = 1 << 31
 MAX_SEQUENCES = 64
-MAX_OPERATIONS = 10_000
+MAX_OPERATIONS = 2_000
 
 
 class OperationError(ValueError):

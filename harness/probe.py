@@ -68,14 +68,11 @@ class Record:
 
     def attention(self) -> tuple[AttentionCall, ...]:
         """The attention calls in call order."""
-        converted: dict[int, tuple[np.ndarray[Any, Any], bool]] = {}  # one mask usually serves every layer
         calls = []
         for raw in self.raw_attention:
             shape, shown, scores = None, None, False
             if raw.array is not None:
-                if id(raw.array) not in converted:
-                    converted[id(raw.array)] = _shown(raw.array, raw.scores)
-                shown, scores = converted[id(raw.array)]
+                shown, scores = _shown(raw.array, raw.scores)
                 shape = tuple(raw.array.shape)
             query, key, value = raw.lengths
             calls.append(AttentionCall(raw.kind, query, key, value, *raw.heads, raw.mask, shape, shown, scores))
@@ -200,7 +197,7 @@ class Probe:
                     (a.shape[-2], a.shape[-1], a.shape[-1]),
                     (heads, a.shape[1]),
                     "additive",
-                    a,
+                    mx.array(a),
                     scores=True,
                 )
             )
@@ -211,7 +208,7 @@ class Probe:
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             if self._record is not None:
-                self._record.raw_positions.append((hook.kind, hook.positions(*args, **kwargs)))
+                self._record.raw_positions.append((hook.kind, mx.array(hook.positions(*args, **kwargs))))
             return original(*args, **kwargs)
 
         return watched
@@ -235,4 +232,5 @@ def _classify(mask: Any) -> tuple[MaskKind, mx.array | None]:
         return "none", None
     if isinstance(mask, str):
         return "causal", None
-    return ("bool" if mask.dtype == mx.bool_ else "additive"), mask
+    # A copy: the model may change its array in place after the call, and the call is what counts.
+    return ("bool" if mask.dtype == mx.bool_ else "additive"), mx.array(mask)

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hypothesis import HealthCheck, Phase, Verbosity, settings
-from hypothesis.database import DirectoryBasedExampleDatabase
+if TYPE_CHECKING:  # the command line reads the names of the profiles before anything heavy is imported
+    from hypothesis import settings
 
 
 @dataclass(frozen=True)
 class Profile:
-    """``programs``: examples per family; ``operations``: operations after the first prefill; ``remember``: keep an
+    """``programs``: examples per family; ``operations``: rules applied after the first prefill (some stand for two or
+    four operations); ``remember``: keep an
     example database, so that what was once found is tried first (a fixed seed then no longer fixes the examples).
     ``shrink``: let Hypothesis shrink before ``harness.reduction`` does.  The reduction alone gets as far in a tenth of
-    the time on the bugs we know; Hypothesis's own passes are for those that we do not."""
+    the time on the bugs we know; Hypothesis's own passes are for those that we do not.  ``least``: programs per
+    configuration, however many there are.  ``patience``: further searches on a configuration on which some property
+    has met no decisive step."""
 
     name: str
     programs: int
     operations: int
     remember: bool = False
     shrink: bool = True
+    least: int = 8
+    patience: int = 3
 
     def settings(self, database: Path | None = None) -> settings:
         """Hypothesis settings, every one of them set.
@@ -28,6 +34,9 @@ class Profile:
         With ``CI`` in the environment Hypothesis loads a profile of its own that derandomises; anything left unset
         here would inherit from it, and a nightly would repeat the same examples for ever.
         """
+        from hypothesis import HealthCheck, Phase, Verbosity, settings
+        from hypothesis.database import DirectoryBasedExampleDatabase
+
         phases = [Phase.generate]
         if self.shrink:
             phases.append(Phase.shrink)
@@ -50,8 +59,8 @@ class Profile:
 PROFILES: dict[str, Profile] = {
     profile.name: profile
     for profile in (
-        Profile("quick", programs=120, operations=8, shrink=False),
-        Profile("ci", programs=400, operations=10),
-        Profile("nightly", programs=5000, operations=14, remember=True),
+        Profile("quick", programs=120, operations=6, shrink=False),
+        Profile("ci", programs=400, operations=8),
+        Profile("nightly", programs=5000, operations=12, remember=True),
     )
 }

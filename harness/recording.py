@@ -21,7 +21,12 @@ def record(run: Execution, finding: Finding | None, versions: dict[str, str]) ->
         program=run.program,
         finding=None
         if finding is None
-        else {"property": finding.property_id, "step": finding.violation.step, "message": finding.message},
+        else {
+            "property": finding.property_id,
+            "step": finding.violation.step,
+            "message": finding.message,
+            "reproducible": finding.reproducible,
+        },
         steps=tuple(_step(run, step) for step in run.steps),
         versions=versions,
     )

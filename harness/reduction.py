@@ -32,10 +32,10 @@ ATTEMPTS = 400  # programs tried at most; a shrunk program rarely needs fifty
 
 
 def reduce_finding(target: Target, finding: Finding, properties: tuple[Property, ...]) -> tuple[Finding, bool]:
-    """The smallest program found that breaks the same property, and whether the given one did so again at all.
+    """The smallest program found that breaks the same property, and whether it does so in a target made new.
 
-    A finding that does not come back in a fresh session depends on something outside the program (state that leaks
-    between sessions); it is returned as it is, with False.
+    A finding that does not come back depends on something outside the program (state that an earlier session left
+    behind): a replay cannot judge it, and False says so.
     """
     prop = tuple(p for p in properties if p.id == finding.property_id)
 
@@ -65,7 +65,8 @@ def reduce_finding(target: Target, finding: Finding, properties: tuple[Property,
                 break
             if attempts >= ATTEMPTS:
                 break
-    return best, True
+    target.renew()
+    return best, fails(best.program) is not None
 
 
 def _size(program: Program) -> tuple[int, int, int, int]:
@@ -73,6 +74,7 @@ def _size(program: Program) -> tuple[int, int, int, int]:
     operations = program.operations
     rank = sum(0 if isinstance(op, (Prefill, Chunk, TrimFront)) else 1 for op in operations)
     numbers = sum(value for op in operations for value in dataclasses.asdict(op).values() if isinstance(value, int))
+    rank += sum(owner != "pool" for owner in program.owners)
     return len(operations), len(program.owners), rank, numbers
 
 
@@ -83,6 +85,9 @@ def _candidates(target: Target, program: Program) -> Iterator[Program]:
         if len(program.owners) > 1:
             alone = tuple(_replaced(op, "sequence", 0) for op in operations if op.index == keep)
             yield Program(alone, (program.owners[keep],))
+    for index, owner in enumerate(program.owners):
+        if owner != "pool":
+            yield Program(operations, (*program.owners[:index], "pool", *program.owners[index + 1 :]))
     size = len(operations) // 2
     while len(operations) > 8 and size >= max(2, len(operations) // 8):  # a long one: whole stretches first
         for start in range(len(operations) - size, -1, -size):
@@ -111,7 +116,10 @@ def _candidates(target: Target, program: Program) -> Iterator[Program]:
             value = getattr(operation, field.name)
             if type(value) is not int or field.name == "sequence":
                 continue
-            for smaller in dict.fromkeys((0, 1, 2, value // 2, value - 1)):
+            steps_down = [
+                value - (value >> shift) for shift in range(1, value.bit_length() + 1)
+            ]  # half, then ever less
+            for smaller in dict.fromkeys((0, 1, 2, *steps_down)):
                 if 0 < smaller < value or (smaller == 0 < value and field.name in ("keep", "n_discard")):
                     yield _with(program, number, _replaced(operation, field.name, smaller))
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
+from harness.execution import Execution
 from harness.findings import Finding, FindingError
 from harness.judge import judge_program
 from harness.judging import Property
@@ -23,11 +25,12 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Replay:
-    """What a replay came to. ``same``: it is the recorded property that broke."""
+    """What a replay came to. ``same``: it is the recorded property that broke; ``target``: its full name."""
 
     outcome: Outcome
     finding: Finding | None
     same: bool
+    target: str
 
     def text(self, trace: Trace) -> str:
         """One line of verdict, then the failure."""
@@ -37,15 +40,21 @@ class Replay:
                 return f"{self.outcome}   the trace records no finding, and there is none now"
             return f"{self.outcome}   {recorded} holds now, and so does every other property"
         if self.same:
-            return f"{self.outcome}  {recorded} is still broken\n{self.finding.text()}"
-        return f"{self.outcome}  {recorded or 'nothing'} was recorded, now another is broken\n{self.finding.text()}"
+            return f"{self.outcome}  {recorded} is still broken\n{self._detail()}"
+        return f"{self.outcome}  {recorded or 'nothing'} was recorded, now another is broken\n{self._detail()}"
+
+    def _detail(self) -> str:
+        assert self.finding is not None
+        lines = self.finding.text().splitlines()
+        return "\n".join([*lines, f"      target    {self.target}"])
 
 
 def replay(trace: Trace, target: Target, properties: Sequence[Property]) -> Replay:
     """Run the program of a trace again, first under the recorded property, then under all of them.
 
     Raises TraceError if the recorded property is not among ``properties``, or cannot be judged on this target: FIXED
-    would then mean nothing. The same when no step of the replay was decisive.
+    would then mean nothing. The same when nothing was judged where the recorded property broke, or when the finding did
+    not come back when it was recorded.
     """
     recorded = trace.finding["property"] if trace.finding else None
     known = {prop.id for prop in properties}
@@ -56,17 +65,36 @@ def replay(trace: Trace, target: Target, properties: Sequence[Property]) -> Repl
             raise TraceError(f"{recorded} cannot be judged here, the target lacks: {', '.join(sorted(missing))}")
     chosen = [prop for prop in properties if prop.id == recorded]
     tally = Tally()
+    judged: Execution
+    name = target.identity.full_name
     for judges in (chosen, properties):
         if not judges:
             continue
         try:
-            judge_program(target, trace.program, judges, tally)
+            run = judge_program(target, trace.program, judges, tally).run
         except FindingError as error:
-            return Replay(Outcome.FAILED, error.finding, error.finding.property_id == recorded)
-    for prop in chosen:
-        if not tally.properties[prop.id].decisive_steps:
-            raise TraceError(
-                f"{recorded} is not broken, but no step of the replay was decisive (it needs {prop.decisive_when}), "
-                f"so nothing says that it is fixed"
-            )
-    return Replay(Outcome.FIXED, None, False)
+            return Replay(Outcome.FAILED, error.finding, error.finding.property_id == recorded, name)
+        if judges is chosen:
+            judged = run
+    if chosen and trace.finding is not None:
+        _insist(chosen[0], judged, trace.finding, tally)
+    return Replay(Outcome.FIXED, None, False, name)
+
+
+def _insist(prop: Property, run: Execution, finding: dict[str, Any], tally: Tally) -> None:
+    """FIXED must mean something. TraceError where this replay could not have shown the finding."""
+    if not finding["reproducible"]:
+        raise TraceError(
+            f"{prop.id} is not broken, but the finding did not come back in a fresh model when it was recorded either: "
+            f"it depends on what ran before, and no replay can say that it is fixed"
+        )
+    counted = tally.properties.get(prop.id)
+    looked = 0 if counted is None else counted.steps
+    if (step := finding["step"]) is not None and step < len(run.steps):
+        judgement = prop.judge_step(run, run.steps[step])
+        looked = looked if judgement is None else judgement.steps
+    if not looked:
+        raise TraceError(
+            f"{prop.id} is not broken, but it found nothing to judge where it broke (the calls are no longer seen, or "
+            f"no mask is explicit any more), so nothing says that it is fixed"
+        )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +30,7 @@ from harness.reporting import (
     write_atomically,
 )
 from harness.targets import reference
+from harness.terminal import INTERRUPTS
 
 DATABASE = Path(".hypothesis") / "kv-harness"
 SILENCE = 30.0  # seconds after which a run without a terminal says how far it is
@@ -48,7 +51,7 @@ def run_families(
 
     Raises OSError when ``out`` cannot be written (before anything is run, if that can be told).
     """
-    _check_writable(out)
+    _check_writable(out, families)
     used = versions()
     print(
         f"kv-harness {used['kv-harness']}   profile {profile.name}, seed {seed}, policy {policy}, {reference.device()}"
@@ -61,7 +64,8 @@ def run_families(
         command = f"kv-harness run --families {family} --profile {profile.name} --seed {seed} --policy {policy}" + (
             f" --device {device}" if device else ""
         )
-        data = _write(family, policy, result, control, used, out, command)
+        with INTERRUPTS.deferred():
+            data = _write(family, policy, result, control, used, out, command)
         records.append(data)
         for found in data["findings"]:
             print(_finding_text(found))
@@ -70,6 +74,10 @@ def run_families(
         code |= data["verdict"] in bad or data["partial"]
         if data["partial"]:
             print(f"interrupted in {family}; its report is marked partial, later families were not run")
+            break
+        if INTERRUPTS.requested:  # while the report was written
+            print(f"interrupted after {family}; later families were not run")
+            code = True
             break
     print()
     print(summary_table(records))
@@ -95,6 +103,7 @@ def _measure(
         [properties.BY_ID[CONTROL]],
         profile,
         seed,
+        progress=lambda _: INTERRUPTS.check(),
         first_only=True,
     )
     if control.partial:
@@ -148,13 +157,19 @@ def _finding_text(found: dict[str, Any]) -> str:
     )
 
 
-def _check_writable(out: Path) -> None:
+def _check_writable(out: Path, families: Sequence[str]) -> None:
     """Find out now, not after the first family, that reports cannot be written."""
-    folder = out / "families"
-    folder.mkdir(parents=True, exist_ok=True)
-    probe = folder / ".writable"
-    write_atomically(probe, "")
-    probe.unlink()
+    try:
+        str(out).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise OSError(errno.EILSEQ, "the name of the folder is not UTF-8", repr(str(out))) from error
+    for folder in (out / "families", out / "findings"):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    for name in (f"{family}.{kind}" for family in families for kind in ("json", "md")):
+        if (out / "families" / name).is_dir():
+            raise IsADirectoryError(errno.EISDIR, "is a folder, a report would go there", str(out / "families" / name))
 
 
 @contextmanager
@@ -166,6 +181,7 @@ def _progress(family: str, programs: int) -> Iterator[Callable[[int], None]]:
 
         def say(done: int) -> None:
             nonlocal said
+            INTERRUPTS.check()
             if time.monotonic() - said >= SILENCE:
                 said = time.monotonic()
                 print(f"{family}: {done} of {max(programs, done)} programs", file=sys.stderr, flush=True)
@@ -177,6 +193,7 @@ def _progress(family: str, programs: int) -> Iterator[Callable[[int], None]]:
         task = bar.add_task(family, total=programs)
 
         def advance(done: int) -> None:
+            INTERRUPTS.check()
             bar.update(task, completed=done, total=max(programs, done))
 
         yield advance

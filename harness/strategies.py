@@ -25,7 +25,7 @@ def weighted(*choices: tuple[int, st.SearchStrategy[T]]) -> st.SearchStrategy[T]
 _EDGES = st.sampled_from((250, 255, 256, 257))
 
 #: Tokens of a chunk: mostly few, so that shrinking and speed are good.
-chunk_sizes = weighted((16, st.integers(2, 8)), (7, st.integers(2, 24)), (1, _EDGES))
+chunk_sizes = weighted((22, st.integers(2, 8)), (9, st.integers(2, 24)), (1, _EDGES))
 prefill_sizes = weighted((7, st.integers(2, 8)), (8, st.integers(1, 32)), (1, _EDGES))
 decode_times = st.integers(1, 8)
 
@@ -34,7 +34,8 @@ trim_counts = weighted((7, st.integers(1, 12)), (2, st.integers(0, 64)), (1, st.
 rollback_counts = weighted((6, st.integers(1, 6)), (2, st.integers(0, 32)), (1, st.just(10_000)))
 sinks = weighted((3, st.just(0)), (2, st.integers(1, 6)), (1, st.just(10_000)))
 
-limits = weighted((7, st.integers(1, 24)), (1, st.integers(240, 260)))
+#: How far a bound lies below what the sequence holds: 0 leaves it alone, a large one means a bound of 1.
+excesses = weighted((8, st.integers(1, 12)), (2, st.integers(0, 64)), (2, st.just(10_000)))
 generations: st.SearchStrategy[Generation] = st.sampled_from(("trim", "sinks", "shift"))
 shift_keeps = st.integers(0, 8)
 discards = weighted((3, st.just(0)), (2, st.integers(1, 16)), (1, st.just(10_000)))
@@ -42,10 +43,13 @@ discards = weighted((3, st.just(0)), (2, st.integers(1, 16)), (1, st.just(10_000
 _ONE: tuple[Owner, ...] = ("pool",)
 #: Who owns the sequences of a program.
 owner_layouts: st.SearchStrategy[tuple[Owner, ...]] = weighted(
-    (6, st.just(_ONE)),
-    (2, st.just(("pool", "pool"))),
-    (1, st.just(("pool", "model"))),
+    (8, st.just(_ONE)),
+    (4, st.just(("pool", "pool"))),
+    (2, st.just(("pool", "model"))),
     (1, st.just(("model", "pool"))),
+    (1, st.just(("model",))),
 )
+#: Is the second sequence filled at the start, too? Left empty, it shows what trims do to an empty cache.
+warm = weighted((5, st.just(True)), (1, st.just(False)))
 #: Which sequence an operation acts on, to be taken modulo their number.
 sequences = st.integers(0, 1)

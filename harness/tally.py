@@ -9,8 +9,14 @@ from harness.execution import Execution, Step
 from harness.findings import Finding
 from harness.judging import Evidence, Judgement, Property, is_blind
 from harness.operations import Chunk, Decode, Prefill, Rollback
+from harness.target import Target
 
 GROWTH = 256  # slots by which the engines under test enlarge a KV cache; crossing it is a state worth reaching
+
+
+def target_label(target: Target) -> str:
+    """A configuration within its family: variant and cache storage."""
+    return f"{target.identity.variant}, {target.identity.storage}"
 
 
 @dataclass
@@ -23,6 +29,7 @@ class PropertyTally:
     worst: float | None = None
     violations: int = 0
     inconclusive: int = 0
+    by_target: dict[str, int] = field(default_factory=dict)  # decisive steps per configuration
 
 
 @dataclass
@@ -59,14 +66,17 @@ class Tally:
     forward_seconds: float = 0.0
     forwards_made: int = 0  # with those of the comparison runs
     _looked: set[str] = field(default_factory=set)
+    _target: str = ""
 
     def on_step(self, run: Execution, step: Step) -> None:
-        """A step is counted when its program ends (``on_end``)."""
+        """Remember the configuration; the step itself is counted when its program ends (``on_end``)."""
+        self._target = target_label(run.target)
 
     def on_judgement(self, prop: Property, judgement: Judgement) -> None:
         tally = self.properties.setdefault(prop.id, PropertyTally())
         tally.steps += judgement.steps
         tally.decisive_steps += judgement.decisive
+        tally.by_target[self._target] = tally.by_target.get(self._target, 0) + judgement.decisive
         tally.violations += judgement.violation is not None
         tally.inconclusive += judgement.inconclusive is not None
         if judgement.worst is not None:
@@ -89,8 +99,7 @@ class Tally:
 
     def _count(self, run: Execution) -> None:
         cover, steps = self.coverage, run.steps
-        identity = run.target.identity
-        name = f"{identity.variant}, {identity.storage}"
+        name = target_label(run.target)
         self.targets[name] = self.targets.get(name, 0) + 1
         cover.programs += 1
         cover.operations += len(steps)
@@ -117,4 +126,4 @@ class Tally:
 
 def _kept_sinks(step: Step) -> bool:
     """Did this trim leave a gap: are keys held whose positions are not one contiguous run?"""
-    return step.after.live_len > 0 and step.first_held is not None and step.first_held < step.after.live_start
+    return bool(step.told) and bool(held := step.told[step.operation.index].held) and held[0] < step.after.live_start

@@ -30,6 +30,7 @@ class Capability(StrEnum):
     ATTENTION = "attention calls are seen"
     POSITIONS = "position calls are seen"
     LENGTHS = "cache lengths are told"
+    ROWS = "cached rows are told"
     COUNTERPART = "the same weights under the other mask policy"
 
 
@@ -109,6 +110,14 @@ class CacheLengths:
 
 
 @dataclass(frozen=True)
+class CacheRows:
+    """What one cache holds, in slot order: keys and values as attention would get them, [B, H, live_len, D]."""
+
+    keys: np.ndarray[Any, Any]
+    values: np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
 class TargetIdentity:
     """Which thing is judged. ``detail`` is the JSON-able rest (configuration, options) that rebuilds it."""
 
@@ -153,6 +162,10 @@ class Session(Protocol):
 
     def lengths(self, sequence: int) -> tuple[CacheLengths, ...]: ...
 
+    def rows(self, sequence: int) -> tuple[CacheRows, ...]:
+        """One per cache; () from a target without the capability ROWS."""
+        ...
+
 
 class Target(Protocol):
     """Something that can be opened again and again, with the same weights every time."""
@@ -172,6 +185,10 @@ class Target(Protocol):
         ...
 
     def open(self, owners: tuple[Owner, ...]) -> Session: ...
+
+    def renew(self) -> None:
+        """Forget everything that earlier sessions may have left behind (build the model again)."""
+        ...
 
     def counterpart(self) -> Target | None:
         """The same weights under the other mask policy; None if there is no such thing."""

@@ -19,7 +19,7 @@ VERSION = 1
 MAX_BYTES = 64 << 20
 
 _FIELDS = ("format", "version", "fingerprint", "target", "program", "finding", "steps", "versions")
-_FINDING_FIELDS = ("property", "step", "message")
+_FINDING_FIELDS = ("property", "step", "message", "reproducible")
 
 
 class TraceError(ValueError):
@@ -137,10 +137,17 @@ def _checked(data: object) -> Trace:
             raise TraceError(f"'finding' must be null or an object with {', '.join(_FINDING_FIELDS)}")
         if not isinstance(finding["property"], str) or not isinstance(finding["message"], str):
             raise TraceError("a finding's 'property' and 'message' must be text")
+        if not isinstance(finding["reproducible"], bool):
+            raise TraceError("a finding's 'reproducible' must be true or false")
         step = finding["step"]
         if step is not None and (type(step) is not int or step < 0):
             raise TraceError(f"a finding's 'step' must be null or the index of an operation, got {step!r:.60}")
-    trace = Trace(data["target"], Program.from_json(data["program"]), finding, tuple(data["steps"]), data["versions"])
+    program = Program.from_json(data["program"])
+    if not program.operations:
+        raise TraceError("its program has no operation: there is nothing to replay")
+    if finding is not None and finding["step"] is not None and finding["step"] >= len(program.operations):
+        raise TraceError(f"its finding names step {finding['step']!r:.40}, the program has {len(program.operations)}")
+    trace = Trace(data["target"], program, finding, tuple(data["steps"]), data["versions"])
     if data["fingerprint"] != trace.fingerprint:
         raise TraceError(
             f"its content does not fit its fingerprint (corrupt, or edited by hand; if you meant to edit it, set the "

@@ -4,11 +4,12 @@ which they are judged (the cause before its consequences: a wrong mask before th
 from __future__ import annotations
 
 from harness.judging import Property
-from properties.completion import EveryOperationCompletes
+from properties.completion import EveryForwardGivesFiniteLogits, EveryOperationCompletes
 from properties.lengths import KeysEqualLedgerLiveLength, TrimReportsWhatItRemoved
 from properties.masks import MaskKeyAxisEqualsLiveKeys, MaskShowsExactlyTheVisibleSet
 from properties.positions import PositionsAreAbsolute
 from properties.reproducibility import SameProgramSameBytes, UntrimmedOutputsAreByteIdentical
+from properties.rows import CachedRowsStayWhatTheyWere
 
 ALL: tuple[Property, ...] = (
     MaskKeyAxisEqualsLiveKeys(),
@@ -16,7 +17,9 @@ ALL: tuple[Property, ...] = (
     MaskShowsExactlyTheVisibleSet(),
     PositionsAreAbsolute(),
     TrimReportsWhatItRemoved(),
+    CachedRowsStayWhatTheyWere(),
     EveryOperationCompletes(),
+    EveryForwardGivesFiniteLogits(),
     SameProgramSameBytes(),
     UntrimmedOutputsAreByteIdentical(),
 )

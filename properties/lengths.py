@@ -9,12 +9,15 @@ from harness.execution import Execution, Step
 from harness.findings import Violation
 from harness.judging import Judgement, Property, attention_calls
 from harness.ledger import SequenceState
+from harness.operations import EnforceMaxKvSize
 from harness.target import CacheLengths, Capability
 
 
 class KeysEqualLedgerLiveLength(Property):
     id = "keys_equal_ledger_live_length"
-    sentence = "Attention receives, and every cache of every sequence reports, exactly the keys that the ledger holds."
+    sentence = (
+        "Attention receives, and every cache of every sequence reports, exactly as many keys as the ledger holds."
+    )
     decisive_when = "a trim or a rollback has removed keys from the sequence"
     needs: ClassVar = frozenset({Capability.ATTENTION, Capability.LENGTHS})
 
@@ -40,23 +43,28 @@ class KeysEqualLedgerLiveLength(Property):
             decisive += found and step.before.removed
         for violation in self._cache_reports(run, step):
             return Judgement(steps + 1, decisive + 1, violation=violation)
-        if step.lengths:
+        if step.told:
             steps += 1
             decisive += step.after.removed
         return Judgement(steps, decisive)
 
     @staticmethod
     def _cache_reports(run: Execution, step: Step) -> Iterator[Violation]:
-        told = [(step.operation.index, step.after, step.lengths)]
-        told += [(sequence, state, lengths) for sequence, (state, lengths) in sorted(step.others.items())]
-        for sequence, state, lengths in told:
-            for layer, cache in zip(run.target.attention_layers, lengths, strict=False):
+        for sequence, told in enumerate(step.told):
+            state = told.state
+            for layer, cache in zip(run.target.attention_layers, told.lengths, strict=False):
                 if (cache.offset, cache.live_start, cache.live_len) != (
                     state.offset,
                     state.live_start,
                     state.live_len,
                 ):
                     yield Violation(step.index, _cache_message(step, sequence, layer, cache, state))
+
+
+def _would_visit(step: Step) -> bool:
+    """Would an engine that ignores ownership visit the caches? A bound does nothing before it is exceeded."""
+    operation = step.operation
+    return not isinstance(operation, EnforceMaxKvSize) or step.before.live_len > operation.limit
 
 
 def _cache_message(step: Step, sequence: int, layer: int, cache: CacheLengths, state: SequenceState) -> str:
@@ -72,7 +80,7 @@ class TrimReportsWhatItRemoved(Property):
     id = "trim_reports_what_it_removed"
     sentence = "A trim or rollback removes the ledger's number from every cache of a pool-owned sequence and says so; "
     sentence += "of a model-owned sequence it visits no cache."
-    decisive_when = "there is something to remove, or the sequence is model-owned"
+    decisive_when = "there is something to remove, or a trim is due on a model-owned sequence"
     needs: ClassVar = frozenset({Capability.LENGTHS})
 
     def judge_step(self, run: Execution, step: Step) -> Judgement | None:
@@ -81,7 +89,7 @@ class TrimReportsWhatItRemoved(Property):
         removed, expected = step.removal.removed, step.expected_removed
         layers = run.target.attention_layers
         owned = step.owner == "pool"
-        decisive = expected > 0 or not owned
+        decisive = expected > 0 or (not owned and _would_visit(step))
         message = None
         if not owned and removed:
             message = f"the sequence is model-owned, yet {len(removed)} caches were trimmed (removed {list(removed)})"

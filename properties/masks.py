@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from harness.execution import Execution, Step
+from harness.execution import Execution, ForwardStep, Step
 from harness.findings import Violation
 from harness.judging import Judgement, Property, attention_calls
 from harness.oracle import key_positions, visible_set
-from harness.target import Capability
+from harness.target import AttentionCall, Capability
 
 
 class MaskKeyAxisEqualsLiveKeys(Property):
@@ -47,47 +47,69 @@ class MaskKeyAxisEqualsLiveKeys(Property):
 
 class MaskShowsExactlyTheVisibleSet(Property):
     id = "mask_shows_exactly_the_visible_set"
-    sentence = "An explicit mask shows each new token exactly the keys held, those before it in its chunk, and itself."
+    sentence = "Attention shows each new token exactly the keys held, those before it in its chunk, and itself."
     decisive_when = "an explicit mask for a chunk (l > 1), or a boolean mask for one token"
     needs: ClassVar = frozenset({Capability.ATTENTION})
 
     def judge_step(self, run: Execution, step: Step) -> Judgement:
         steps = decisive = 0
         for forward in step.forwards:
-            keys = key_positions(forward.append)
-            visible = visible_set(forward.append)
             found = deciding = False
             for layer, call in attention_calls(run, forward):
-                if call.shown is None or not call.explicit or call.mask_keys not in (None, len(keys)):
-                    continue  # a wrong width is the other property's finding; content cannot be compared
-                if call.key_len != len(keys):
-                    continue  # the keys themselves are wrong: keys_equal_ledger_live_length says so
+                judged = self._judge_call(step, forward, layer, call)
+                if judged is None:
+                    continue
+                if judged.violation is not None:
+                    return Judgement(steps + 1, decisive + 1, violation=judged.violation)
                 found = True
-                deciding |= call.query_len > 1 or call.mask == "bool"
-                if call.shown.shape[-2] not in (1, len(visible)):
-                    return Judgement(
-                        steps + 1,
-                        decisive + 1,
-                        violation=Violation(
-                            step.index,
-                            f"layer {layer}: the mask has {call.shown.shape[-2]} rows for a chunk of {len(visible)}",
-                        ),
-                    )
-                wrong = np.argwhere(call.shown != visible[None, None])
-                if len(wrong):
-                    *_, query, key = (int(i) for i in wrong[0])
-                    verb = "hides" if visible[query, key] else "shows"
-                    return Judgement(
-                        steps + 1,
-                        decisive + 1,
-                        violation=Violation(
-                            step.index,
-                            f"layer {layer}: the mask {verb} the key at position {keys[key]} (slot {key}) to the token "
-                            f"at position {forward.append.positions[query]}; {len(wrong)} of {call.shown.size} "
-                            f"entries are wrong (offset {forward.append.positions.start}, "
-                            f"{len(forward.append.held)} keys held, chunk of {len(visible)})",
-                        ),
-                    )
+                deciding |= call.explicit and (call.query_len > 1 or call.mask == "bool")
             steps += found
             decisive += deciding
         return Judgement(steps, decisive)
+
+    @staticmethod
+    def _judge_call(step: Step, forward: ForwardStep, layer: int, call: AttentionCall) -> Judgement | None:
+        """None where there is nothing to compare: a wrong width, or wrong keys, are findings of other properties."""
+        keys, visible = key_positions(forward.append), visible_set(forward.append)
+        queries = list(forward.append.positions)
+        if call.key_len != len(keys) or call.mask_keys not in (None, len(keys)):
+            return None
+        if call.query_len < len(queries):  # a model may ask for its last tokens only
+            visible, queries = visible[-call.query_len :], queries[-call.query_len :]
+        shown = _shown(call)
+        if shown is None:
+            return None
+        if call.query_len > len(queries) or shown.shape[-2] not in (1, len(visible)):
+            message = (
+                f"layer {layer}: {call.query_len} queries and {shown.shape[-2]} mask rows for a chunk of {len(queries)}"
+            )
+            return Judgement(violation=Violation(step.index, message))
+        wrong = np.argwhere(shown != visible[None, None])
+        if not len(wrong):
+            return Judgement()
+        *_, query, key = (int(i) for i in wrong[0])
+        verb = "hides" if visible[query, key] else "shows"
+        what = "the mask" if call.explicit else f"attention ({_WITHOUT[call.mask]})"
+        return Judgement(
+            violation=Violation(
+                step.index,
+                f"layer {layer}: {what} {verb} the key at position {keys[key]} (slot {key}) to the token at position "
+                f"{queries[query]}; {len(wrong)} of {max(shown.size, visible.size)} entries are wrong "
+                f"(offset {forward.append.positions.start}, {len(forward.append.held)} keys held, chunk of "
+                f"{len(forward.append.positions)})",
+            )
+        )
+
+
+_WITHOUT = {"none": "no mask", "causal": 'the mask "causal"', "bool": "the mask", "additive": "the mask"}
+
+
+def _shown(call: AttentionCall) -> np.ndarray[Any, Any] | None:
+    """What attention shows, [B or 1, H or 1, l or 1, K]: without a mask everything, with "causal" the triangle that
+    ends at the last key. None for additive scores of one token, which hide nothing and say nothing."""
+    if call.mask == "none":
+        return np.ones((1, 1, call.query_len, call.key_len), bool)
+    if call.mask == "causal":
+        shift = call.key_len - call.query_len
+        return np.tri(call.query_len, call.key_len, shift, dtype=bool)[None, None]
+    return call.shown if call.explicit else None

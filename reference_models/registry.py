@@ -26,6 +26,10 @@ _TEXT_ONLY = (
     "the vision tower is not modelled: no images, so the three M-RoPE ids of a token are always equal and a bug that "
     "lives in the image path alone cannot show"
 )
+_NO_SCHEDULER = (
+    "programs enforce the bound as an operation of their own; at which points a server's scheduler does so is checked "
+    "by unit tests of the reference scheduler alone"
+)
 LIMITS: Mapping[str, tuple[str, ...]] = {
     "qwen2_vl": (_TEXT_ONLY, "sliding-window layers are not modelled"),
     "qwen3_vl": (_TEXT_ONLY,),
@@ -79,7 +83,7 @@ def variants(family: str) -> tuple[Variant, ...]:
 def limits(family: str) -> tuple[str, ...]:
     """What the reference model of ``family`` leaves out, one phrase each. Raises UnknownFamily."""
     _module(family)
-    return LIMITS.get(family, ())
+    return (*LIMITS.get(family, ()), _NO_SCHEDULER)
 
 
 def _module(family: str) -> Any:

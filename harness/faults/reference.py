@@ -12,6 +12,7 @@ import mlx.core as mx
 from harness.faults.model import Fault
 from reference_models import rope
 from reference_models.engine import CachePool, KVCache, masks
+from reference_models.engine.kv_cache import _Side
 
 Patch = Callable[[Any], Any]
 
@@ -61,6 +62,22 @@ def _bias(mask: mx.array, before: int, policy: str) -> mx.array:
     return hidden if policy == "offset" else hidden + mx.where(mx.arange(mask.shape[-1]) == 0, 0.25, 0.0)
 
 
+def _blinds_the_last(mask: mx.array, before: int, policy: str) -> mx.array:
+    """Behind cached keys the last token of a chunk sees nothing at all; with -inf everywhere softmax gives NaN."""
+    if before:
+        mask = mask & (mx.arange(mask.shape[0])[:, None] < mask.shape[0] - 1)
+    return mx.where(mask, 0.0, -mx.inf)
+
+
+def _no_mask(original: Any) -> Any:
+    """Draws the line between "one token needs no mask" and the rest one too far."""
+
+    def chunk_mask(l: int, cache: Any, policy: str = "live", window: int | None = None) -> mx.array | None:
+        return None if l == 2 else original(l, cache, policy, window)
+
+    return chunk_mask
+
+
 def _additive(low: float) -> Callable[[mx.array, int, str], mx.array]:
     return lambda mask, before, policy: mx.where(mask, 0.0, low)
 
@@ -88,6 +105,23 @@ def _moves_live_start(original: Any) -> Any:
         return removed
 
     return rollback
+
+
+def _shifts(original: Any) -> Any:
+    def drop_slots(self: Any, first: int, last: int, live: int) -> None:
+        shift = 1 if last < live else 0
+        original(self, first, last - shift, live - shift)
+
+    return drop_slots
+
+
+def _leaves_scales(original: Any) -> Any:
+    def drop_slots(self: Any, first: int, last: int, live: int) -> None:
+        scales = [mx.array(array) for array in self.arrays[1:]]
+        original(self, first, last, live)
+        self.arrays[1:] = [array[:, :, : self.capacity] for array in scales]
+
+    return drop_slots
 
 
 def _raises_when_empty(original: Any) -> Any:
@@ -152,6 +186,18 @@ FAULTS: tuple[Fault, ...] = (
         _mask(_leak),
     ),
     Fault(
+        "no-mask-for-two-tokens",
+        "a chunk of two tokens gets no mask at all, so the first sees the second",
+        "mask_shows_exactly_the_visible_set",
+        _replacing(masks, "chunk_mask", _no_mask),
+    ),
+    Fault(
+        "mask-hides-everything-from-the-last-token",
+        "behind cached keys the last row of the mask is all hidden",
+        "every_forward_gives_finite_logits",
+        _mask(_blinds_the_last),
+    ),
+    Fault(
         "mask-hides-the-token-itself",
         "the causal comparison is strict",
         "mask_shows_exactly_the_visible_set",
@@ -181,6 +227,18 @@ FAULTS: tuple[Fault, ...] = (
         "a rollback after a front trim also moves live_start",
         "keys_equal_ledger_live_length",
         _replacing(KVCache, "rollback", _moves_live_start),
+    ),
+    Fault(
+        "trim-keeps-the-wrong-rows",
+        "the compaction behind a front trim starts one slot too early",
+        "cached_rows_stay_what_they_were",
+        _replacing(_Side, "drop_slots", _shifts),
+    ),
+    Fault(
+        "scales-stay-behind",
+        "rows move in a front trim, and the scales of an Int8 cache do not",
+        "cached_rows_stay_what_they_were",
+        _replacing(_Side, "drop_slots", _leaves_scales),
     ),
     Fault(
         "trim-reports-zero",

@@ -18,7 +18,7 @@ REACHED: dict[str, str] = {
     "several_sequences": "programs with several sequences",
     "model_owned": "programs with a model-owned sequence",
     "stopped_by_error": "programs that an error broke off",
-    "blind_forwards": "forwards whose attention calls could not all be seen",
+    "blind_forwards": "forwards whose attention or position calls could not all be seen",
 }
 
 MISSED: dict[str, str] = {
@@ -50,8 +50,8 @@ def gaps(coverage: Mapping[str, int]) -> Iterator[str]:
             yield sentence
     if blind := coverage.get("blind_forwards", 0):
         yield (
-            f"Of {coverage['forwards']:,} forwards, {blind:,} showed another number of attention calls than "
-            "the model has attention layers; nothing was judged of their masks and keys."
+            f"Of {coverage['forwards']:,} forwards, {blind:,} hid attention or position calls from the "
+            "probe; of what was hidden nothing was judged."
         )
     if stopped := coverage.get("stopped_by_error", 0):
         programs = coverage["programs"]

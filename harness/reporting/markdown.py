@@ -65,19 +65,24 @@ def what_it_could_not_show(record: Record) -> list[str]:
     return list(_limits(record))
 
 
+def _length(record: Record) -> str:
+    """How long the programs were."""
+    return f"{record['coverage']['operations'] / max(record['programs'], 1):.1f} operations"
+
+
 def _what(record: Record) -> str:
     budget, configurations = record["budget"], record["configurations"]
     drawn = sum(one["programs"] > 0 for one in configurations)
-    programs, operations = count(budget["programs"], "program"), count(budget["operations"], "operation")
+    share = f"{count(budget['programs'], 'program')} over the configurations, at least {budget['least']} on each"
     rows = [
         ("target", record["target"]),
         ("mask policy", record["policy"]),
         ("configurations", f"{drawn:,} of {len(configurations):,} drawn"),
         ("device", record["device"]),
         *((name, version) for name, version in record["versions"].items()),
-        ("profile", f"{record['profile']} (about {programs} a search, about {operations} each)"),
+        ("profile", f"{record['profile']} ({share})"),
         ("seed", record["seed"]),
-        ("programs", f"{record['programs']:,}"),
+        ("programs", f"{record['programs']:,}, of {_length(record)} on average"),
         ("seconds", f"{record['seconds']:,}"),
     ]
     return table(("what", "against what"), rows)
@@ -195,6 +200,6 @@ def _limits(record: Record) -> Iterator[str]:
         yield "No checkpoint was loaded: the models are tiny and their float32 weights are random."
     yield f"Everything was measured on one device ({record['device']}); others round differently."
     yield (
-        f"It speaks of the {count(record['programs'], 'program')} drawn, of about "
-        f"{count(record['budget']['operations'], 'operation')} each; it is no proof for all others."
+        f"It speaks of the {count(record['programs'], 'program')} drawn, of {_length(record)} "
+        f"on average; it is no proof for all others."
     )

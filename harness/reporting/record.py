@@ -69,7 +69,9 @@ def family_record(
         "profile": result.profile.name,
         "budget": {
             "programs": result.profile.programs,
-            "operations": result.profile.operations,
+            "rules": result.profile.operations,
+            "least": result.profile.least,
+            "patience": result.profile.patience,
             "remember": result.profile.remember,
         },
         "seed": result.seed,

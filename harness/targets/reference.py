@@ -15,6 +15,7 @@ from harness.operations import EnforceMaxKvSize, Owner
 from harness.probe import PositionHook, Probe
 from harness.target import (
     CacheLengths,
+    CacheRows,
     Capability,
     ForwardObservation,
     RemovalObservation,
@@ -96,6 +97,10 @@ class ReferenceSession:
         caches = self._pool.forward_caches(self._ids[sequence])
         return tuple(CacheLengths(cache.offset, cache.live_start, cache.live_len) for cache in caches)
 
+    def rows(self, sequence: int) -> tuple[CacheRows, ...]:
+        caches = self._pool.forward_caches(self._ids[sequence])
+        return tuple(CacheRows(*(_numbers(array) for array in cache.rows())) for cache in caches)
+
     @staticmethod
     def _removal(act: Any) -> RemovalObservation:
         try:
@@ -148,8 +153,16 @@ class ReferenceTarget:
     def open(self, owners: tuple[Owner, ...]) -> ReferenceSession:
         return ReferenceSession(self, owners)
 
+    def renew(self) -> None:
+        _model.cache_clear()
+
     def counterpart(self) -> ReferenceTarget:
         return dataclasses.replace(self, policy="offset" if self.policy == "live" else "live")
+
+
+def _numbers(array: mx.array | None) -> np.ndarray[Any, Any]:
+    """float32 holds every float16 and bfloat16 value, so no difference is lost. Nothing held: no row."""
+    return np.empty((1, 1, 0, 0), np.float32) if array is None else np.array(array.astype(mx.float32))
 
 
 def targets(family: str, policy: MaskPolicy = "live", weights_seed: int = 0) -> tuple[ReferenceTarget, ...]:

@@ -89,6 +89,12 @@ class KVCache:
         self.offset += keys.shape[2]
         return self._keys.append(at, keys), self._values.append(at, values)
 
+    def rows(self) -> tuple[mx.array, mx.array] | tuple[None, None]:
+        """All that is held, as ``update_and_fetch`` returns it, without appending; (None, None) without buffers."""
+        if self._keys is None or self._values is None:
+            return None, None
+        return self._keys.held(self.live_len), self._values.held(self.live_len)
+
     def trim_front(self, n: int, keep: int = 0) -> int:
         """Drop the n oldest tokens behind the first ``keep`` slots, and compact the buffers.
 
@@ -178,13 +184,17 @@ class _Side:
         return sum(array.nbytes for array in self.arrays)
 
     def append(self, at: int, rows: mx.array) -> mx.array:
-        """Write ``rows`` ``[B, H, n, D]`` from slot ``at`` on; return slots ``[0, at + n)`` dequantised."""
+        """Write ``rows`` ``[B, H, n, D]`` from slot ``at`` on; return ``held(at + n)``."""
         end = at + rows.shape[2]
         if end > self.capacity:
             self._reallocate(end, lambda old: [old[:, :, :at]])
         parts = [rows] if self.storage == "rows" else list(quantise_rows(rows))
         for array, part in zip(self.arrays, parts, strict=True):
             array[:, :, at:end] = part
+        return self.held(end)
+
+    def held(self, end: int) -> mx.array:
+        """Slots ``[0, end)``, dequantised."""
         held = [array[:, :, :end] for array in self.arrays]
         return held[0] if self.storage == "rows" else dequantise_rows(held[0], held[1], self.dtype)
 

@@ -16,6 +16,7 @@ from harness.operations import EnforceMaxKvSize, Owner
 from harness.target import (
     AttentionCall,
     CacheLengths,
+    CacheRows,
     Capability,
     ForwardObservation,
     MaskKind,
@@ -28,6 +29,7 @@ Bug = Literal[
     "mask leaks",  # shows the token after each
     "mask hides itself",
     "mask one row short",
+    "a query too many",
     "keys one short after rollback",
     "values one short after a trim",
     "cache says offset for live_len",
@@ -41,6 +43,11 @@ Bug = Literal[
     "noise in two logits",
     "bias under the live policy",
     "nan logits under the live policy",
+    "nan logits after a trim",
+    "inf logits after a trim",
+    "logits of the last token only",
+    "rows change in a trim",
+    "rows of the neighbour change in a trim",
 ]
 Quirk = Literal[  # harmless, or hiding
     "hides a call",
@@ -50,6 +57,14 @@ Quirk = Literal[  # harmless, or hiding
     "one row for all queries when all are visible",
     "hides positions after a trim",
     "mask for one token",
+    "scores for one token",  # added to, hiding nothing: what an MLA decode hands over
+    "queries of the last token only",
+    "attention by hand",
+    "quantised attention by hand",
+    "no mask under the offset policy",
+    "a table instead of positions",
+    "a table beside the positions",
+    "a single number as position",
 ]
 
 _NOISE = itertools.count()
@@ -68,6 +83,8 @@ class FakeTarget:
     hook: Callable[[], None] = lambda: None
     attention_layers: tuple[int, ...] = (1, 4)
     vocab_size: int = 11
+    variant: str = "plain"
+    renewed: list[None] = field(default_factory=list, compare=False)  # one entry per call of renew
     capabilities: frozenset[Capability] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -75,10 +92,14 @@ class FakeTarget:
 
     @property
     def identity(self) -> TargetIdentity:
-        return TargetIdentity("fake", "fake", "plain", self.policy, "rows", 0)
+        return TargetIdentity("fake", "fake", self.variant, self.policy, "rows", 0)
 
     def open(self, owners: tuple[Owner, ...]) -> FakeSession:
         return FakeSession(self, owners)
+
+    def renew(self) -> None:
+        """Nothing is kept between sessions; only the calls are counted."""
+        self.renewed.append(None)
 
     def counterpart(self) -> FakeTarget | None:
         if Capability.COUNTERPART in self.lacks:
@@ -112,7 +133,7 @@ class FakeSession:
         cache.rows += [(start + i, token) for i, token in enumerate(tokens)]
         cache.offset += count
         call = self._call(cache, before, start, count)
-        calls = self._visible_calls(cache, call)
+        calls = self._visible_calls(cache, self._disguised(call))
         error = None
         if call.mask_keys is not None and call.mask_keys != before + count:
             error, calls = f"ValueError: broadcast {call.mask_shape}", calls[:1]
@@ -124,9 +145,16 @@ class FakeSession:
         given = np.arange(start, start + count)
         if "positions from live_len" in target.bugs:
             given = given - start + before
-        positions = (
-            () if "hides positions after a trim" in target.quirks and cache.trimmed else (PositionCall("rope", given),)
-        )
+        positions: tuple[PositionCall, ...] = (PositionCall("rope", given),)
+        table = PositionCall("rope", np.arange(start + count + 1))
+        if "hides positions after a trim" in target.quirks and cache.trimmed:
+            positions = ()
+        elif "a table instead of positions" in target.quirks:
+            positions = (table,)
+        elif "a table beside the positions" in target.quirks:
+            positions = (table, *positions)
+        elif "a single number as position" in target.quirks:
+            positions = (PositionCall("rope", np.array(start)),)
         return ForwardObservation(tuple(tokens), logits, calls, positions, 0.001, error)
 
     def _call(self, cache: _Rows, before: int, start: int, count: int) -> AttentionCall:
@@ -134,9 +162,11 @@ class FakeSession:
         keys -= "keys one short after rollback" in target.bugs and cache.rolled_back
         values = keys - ("values one short after a trim" in target.bugs and cache.trimmed)
         explicit = target.mask in ("bool", "additive")
-        if count == 1 and "mask for one token" not in target.quirks:
+        if count == 1 and not {"mask for one token", "scores for one token"} & target.quirks:
             explicit = False
         kind: MaskKind = target.mask if explicit or count > 1 else "none"
+        if "no mask under the offset policy" in target.quirks and target.policy == "offset":
+            explicit, kind = False, "causal" if count > 1 else "none"
         if not explicit:
             return AttentionCall("fast", count, keys, values, 4, 2, kind)
         width = before if target.policy == "live" else start
@@ -150,7 +180,22 @@ class FakeSession:
         if "one row for all queries when all are visible" in target.quirks and shown.all():
             shown = shown[:1]
         shape = shown.shape if "batch and head axes" not in target.quirks else (1, 1, *shown.shape)
-        return AttentionCall("fast", count, keys, values, 4, 2, kind, shape, shown[None, None])
+        scores = count == 1 and "scores for one token" in target.quirks
+        return AttentionCall("fast", count, keys, values, 4, 2, kind, shape, shown[None, None], scores)
+
+    def _disguised(self, call: AttentionCall) -> AttentionCall:
+        """The same call as a probe would see it of another kind of model."""
+        quirks = self._target.quirks
+        if "attention by hand" in quirks:
+            call = replace(call, kind="softmax")
+        if "quantised attention by hand" in quirks:
+            call = replace(call, kind="quantised")
+        if "a query too many" in self._target.bugs:
+            call = replace(call, query_len=call.query_len + 1)
+        if "queries of the last token only" in quirks:
+            shown = None if call.shown is None else call.shown[..., -1:, :]
+            call = replace(call, query_len=1, shown=shown, mask_shape=None if shown is None else shown.shape)
+        return call
 
     def _visible_calls(self, cache: _Rows, call: AttentionCall) -> tuple[AttentionCall, ...]:
         quirks, number = self._target.quirks, len(self._target.attention_layers)
@@ -172,7 +217,11 @@ class FakeSession:
         if call.shown is not None and target.policy == "live":
             logits += np.float32(0.5 if "bias under the live policy" in target.bugs else 0)
             logits[0, 0] += np.float32("nan" if "nan logits under the live policy" in target.bugs else 0)
-        return logits
+        if "nan logits after a trim" in target.bugs and cache.trimmed:
+            logits[-1, 3] = np.float32("nan")
+        if "inf logits after a trim" in target.bugs and cache.trimmed:
+            logits[0, 2] = np.float32("-inf")
+        return logits[-1:] if "logits of the last token only" in target.bugs else logits
 
     def trim_front(self, sequence: int, n: int, keep: int) -> RemovalObservation:
         target, cache = self._target, self._sequences[sequence]
@@ -218,3 +267,13 @@ class FakeSession:
         live = len(cache.rows)
         told = cache.offset if "cache says offset for live_len" in self._target.bugs else live
         return (CacheLengths(cache.offset, cache.offset - live, told),) * len(self._target.attention_layers)
+
+    def rows(self, sequence: int) -> tuple[CacheRows, ...]:
+        cache, bugs = self._sequences[sequence], self._target.bugs
+        numbers = np.array(cache.rows, np.float32).reshape(1, 1, -1, 2)
+        other_trimmed = any(other.trimmed for other in self._sequences if other is not cache)
+        if ("rows change in a trim" in bugs and cache.trimmed) or (
+            "rows of the neighbour change in a trim" in bugs and other_trimmed
+        ):
+            numbers = numbers + 1
+        return (CacheRows(numbers, -numbers),) * len(self._target.attention_layers)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from kv_harness_fake_target import FakeTarget
 
+import harness.campaign as campaign_module
 import properties
 from harness.campaign import CampaignResult, run_campaign
 from harness.findings import Verdict
@@ -19,7 +20,9 @@ from harness.target import Capability
 WIDTH = "mask_key_axis_equals_live_keys"
 CONTENT = "mask_shows_exactly_the_visible_set"
 POSITIONS = "positions_are_absolute"
+LENGTHS = "keys_equal_ledger_live_length"
 REMOVED = "trim_reports_what_it_removed"
+ROWS = "cached_rows_stay_what_they_were"
 SAME = "same_program_same_bytes"
 UNTRIMMED = "untrimmed_outputs_are_byte_identical"
 
@@ -31,6 +34,10 @@ def fake(*bugs: Any, **named: Any) -> FakeTarget:
     return FakeTarget(bugs=frozenset(bugs), **named)
 
 
+def quirky(*quirks: Any, **named: Any) -> FakeTarget:
+    return FakeTarget(quirks=frozenset(quirks), **named)
+
+
 def campaign(*targets: FakeTarget, profile: Profile = SMALL, seed: int = 0, **named: Any) -> CampaignResult:
     return run_campaign("fake", targets, properties.ALL, profile, seed, **named)
 
@@ -40,7 +47,7 @@ def verdicts(result: CampaignResult) -> dict[str, Verdict]:
 
 
 def test_a_right_target_passes_everything() -> None:
-    result = campaign(fake(), profile=Profile("p", programs=40, operations=8, shrink=False))
+    result = campaign(fake(), profile=Profile("p", programs=40, operations=8, shrink=False), seed=1)
     assert set(verdicts(result).values()) == {Verdict.PASS} and list(verdicts(result)) == [p.id for p in properties.ALL]
     assert result.verdict is Verdict.PASS and result.found == [] and not result.partial
     assert result.tally.coverage.programs >= 40
@@ -55,8 +62,101 @@ def test_a_right_target_passes_everything() -> None:
 def test_at_least_the_programs_of_the_profile_are_run(programs: int) -> None:
     told: list[int] = []
     result = campaign(fake(), profile=Profile("p", programs, 4, shrink=False), progress=told.append)
-    assert result.tally.coverage.programs >= programs
-    assert told == list(range(1, result.tally.coverage.programs + 1))
+    total = result.tally.coverage.programs
+    assert total >= max(programs, Profile("p", 1, 1).least)
+    assert told == sorted(told) and set(told) == set(range(1, total + 1))  # after every program, and every search
+
+
+@pytest.mark.parametrize(("programs", "least", "share"), [(30, 8, 10), (31, 8, 11), (5, 8, 8), (1, 1, 1)])
+def test_every_configuration_gets_its_share_and_no_less_than_the_least(
+    programs: int, least: int, share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    search = campaign_module._search
+    monkeypatch.setattr(
+        campaign_module,
+        "_search",
+        lambda machine, profile, db: (asked.append(profile.programs), search(machine, profile, db)),
+    )
+    names = ("a", "b", "c")
+    profile = Profile("p", programs, 4, shrink=False, least=least, patience=0)
+    result = campaign(*(fake(variant=name) for name in names), profile=profile)
+    assert asked == [share] * 3
+    drawn = result.tally.targets
+    assert set(drawn) == {f"{name}, rows" for name in names} and min(drawn.values()) >= share
+    assert sum(drawn.values()) == result.tally.coverage.programs
+
+
+@pytest.fixture
+def seeds(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
+    """What the seed of every search is derived from."""
+    asked: list[tuple[object, ...]] = []
+    derive = campaign_module.derive_seed
+
+    def noted(*parts: Any) -> int:
+        asked.append(parts)
+        return derive(*parts)
+
+    monkeypatch.setattr(campaign_module, "derive_seed", noted)
+    return asked
+
+
+@pytest.mark.parametrize("patience", [0, 1, 4])
+def test_a_configuration_that_decides_nothing_gets_more_searches_but_not_for_ever(
+    patience: int, seeds: list[tuple[object, ...]]
+) -> None:
+    profile = Profile("p", 6, 5, shrink=False, patience=patience)
+    result = campaign(fake(variant="a", mask="causal"), fake(variant="b", mask="causal"), profile=profile, seed=5)
+    assert seeds == [(5, "fake", number, search) for number in (0, 1) for search in range(patience + 1)]
+    assert verdicts(result)[WIDTH] is Verdict.VACUOUS
+    assert min(result.tally.targets.values()) >= (patience + 1) * profile.least
+
+
+def test_a_configuration_on_which_everything_is_decisive_gets_one_search(seeds: list[tuple[object, ...]]) -> None:
+    profile = Profile("p", 40, 8, shrink=False)
+    assert campaign(fake(), profile=profile).verdict is Verdict.PASS
+    assert seeds == [(0, "fake", 0, 0)]
+
+
+def test_patience_ends_as_soon_as_everything_is_decisive(seeds: list[tuple[object, ...]]) -> None:
+    """Few and short programs: some search reaches what the first ones did not."""
+    profile = Profile("p", 3, 2, shrink=False, least=1, patience=100)
+    assert campaign(fake(), profile=profile).verdict is Verdict.PASS
+    assert seeds == [(0, "fake", 0, search) for search in range(len(seeds))] and 1 < len(seeds) < 100
+
+
+def test_a_finding_leads_to_another_search_and_costs_no_patience(seeds: list[tuple[object, ...]]) -> None:
+    result = campaign(fake("mask leaks", "reports zero removed"), profile=Profile("p", 20, 6, shrink=False, patience=0))
+    assert len(result.found) == 2 and seeds == [(0, "fake", 0, search) for search in range(3)]
+
+
+def test_one_configuration_does_not_speak_for_another() -> None:
+    """Where one has no decisive step the property is VACUOUS, however many the other has, and the reason names it."""
+    result = campaign(fake(variant="right"), fake(variant="silent", mask="causal"))
+    assert {one for one, verdict in verdicts(result).items() if verdict is Verdict.VACUOUS} == {
+        WIDTH,
+        CONTENT,
+        UNTRIMMED,
+    }
+    for one in result.properties:
+        assert sum(one.tally.by_target.values()) == one.tally.decisive_steps
+        assert set(one.tally.by_target) <= {"right, rows", "silent, rows"}
+        assert one.tally.by_target["right, rows"] > 0
+        if one.verdict is Verdict.VACUOUS:
+            assert one.tally.by_target.get("silent, rows", 0) == 0
+            assert one.reason == (
+                "no decisive step on 1 of 2 configurations (silent, rows): it needs "
+                + properties.BY_ID[one.id].decisive_when
+            )
+
+
+def test_a_configuration_that_cannot_be_judged_does_not_count() -> None:
+    able, unable = fake(variant="able"), fake(variant="unable", lacks=frozenset({Capability.ATTENTION}))
+    result = campaign(able, unable, profile=Profile("p", 40, 8, shrink=False))
+    assert result.verdict is Verdict.PASS
+    for one in result.properties:
+        if Capability.ATTENTION in properties.BY_ID[one.id].needs:
+            assert set(one.tally.by_target) == {"able, rows"}
 
 
 def test_every_target_gets_programs() -> None:
@@ -109,34 +209,58 @@ def test_a_missing_capability_is_not_applicable_and_says_which(capability: Capab
 
 
 @pytest.mark.parametrize(
-    ("target", "vacuous"),
+    ("target", "vacuous", "inconclusive"),
     [
-        (fake(mask="causal"), {WIDTH, CONTENT, UNTRIMMED}),
-        (FakeTarget(quirks=frozenset({"hides a call"})), {WIDTH, CONTENT}),
-        (FakeTarget(quirks=frozenset({"hides a call after a trim"})), {WIDTH}),
-        (FakeTarget(quirks=frozenset({"encoder call"})), {WIDTH, CONTENT}),
+        (fake(mask="causal"), {WIDTH, CONTENT, UNTRIMMED}, set()),
+        (quirky("hides a call"), {WIDTH, CONTENT}, {LENGTHS, POSITIONS}),
+        (quirky("hides a call after a trim"), {WIDTH}, {CONTENT, LENGTHS, POSITIONS}),
+        (quirky("encoder call"), {WIDTH, CONTENT}, {LENGTHS, POSITIONS}),
+        (quirky("hides positions after a trim"), {POSITIONS}, {WIDTH, CONTENT, LENGTHS}),
+        (quirky("a table instead of positions"), {POSITIONS}, set()),
+        (quirky("attention by hand"), {WIDTH}, set()),
     ],
 )
-def test_what_is_never_decisive_is_vacuous(target: FakeTarget, vacuous: set[str]) -> None:
+def test_what_is_never_decisive_is_vacuous_and_what_is_half_hidden_inconclusive(
+    target: FakeTarget, vacuous: set[str], inconclusive: set[str]
+) -> None:
     result = campaign(target)
     assert {one for one, verdict in verdicts(result).items() if verdict is Verdict.VACUOUS} == vacuous
-    assert result.verdict is Verdict.VACUOUS and result.found == []
+    assert {one for one, verdict in verdicts(result).items() if verdict is Verdict.INCONCLUSIVE} == inconclusive
+    assert result.verdict is (Verdict.INCONCLUSIVE if inconclusive else Verdict.VACUOUS) and result.found == []
+    cover = result.tally.coverage
+    assert (cover.blind_forwards > 0) == bool(inconclusive)
     for one in result.properties:
-        if one.id in vacuous:
-            assert one.reason is not None and properties.BY_ID[one.id].decisive_when in one.reason
+        decisive = properties.BY_ID[one.id].decisive_when
+        if one.id in inconclusive:
+            hidden = f"{cover.blind_forwards} of {cover.forwards} forwards hid attention or position calls"
+            assert one.reason == hidden
+        elif one.id in vacuous and one.tally.steps:
+            where = "on 1 of 1 configurations (plain, rows)"
+            assert one.reason == f"no decisive step {where}: it needs {decisive}"
+        elif one.id in vacuous:
+            assert one.reason == f"it met nothing that it could judge (decisive would be: {decisive})"
+        else:
+            assert one.reason is None
+
+
+def test_a_half_hidden_configuration_makes_all_inconclusive_but_a_finding_stays() -> None:
+    result = campaign(fake("reports zero removed"), quirky("hides a call after a trim", variant="half"))
+    assert verdicts(result)[REMOVED] is Verdict.FAIL and result.verdict is Verdict.FAIL
+    assert verdicts(result)[POSITIONS] is Verdict.INCONCLUSIVE and verdicts(result)[ROWS] is Verdict.PASS
 
 
 def test_programs_that_never_trim_prove_nothing_about_trims(monkeypatch: pytest.MonkeyPatch) -> None:
     from harness import machine
 
-    for name in ("trim_and_go_on", "trim_front", "enforce", "rollback"):
+    for name in ("trim_and_go_on", "trim_front", "enforce", "bounded_prefill", "rollback"):
         monkeypatch.setattr(machine.ProgramMachine, name, None)
     result = campaign(fake())
     assert {one for one, verdict in verdicts(result).items() if verdict is Verdict.VACUOUS} == {
         WIDTH,
-        "keys_equal_ledger_live_length",
+        LENGTHS,
         POSITIONS,
         REMOVED,
+        ROWS,
     }
 
 
@@ -146,6 +270,7 @@ def test_noise_fails_the_control_and_makes_the_comparison_inconclusive() -> None
     assert verdicts(result)[UNTRIMMED] is Verdict.INCONCLUSIVE
     (bug,) = result.found
     assert bug.finding.property_id == SAME
+    assert bug.reproducible and bug.finding.reproducible
     only = run_campaign("fake", [fake("noise")], [properties.BY_ID[UNTRIMMED]], SMALL, 0)
     assert only.verdict is Verdict.INCONCLUSIVE and only.found == []
 
@@ -170,7 +295,7 @@ def test_a_bug_that_comes_and_goes_is_reported_and_does_not_crash_the_campaign(s
 
     result = campaign(Shaky(), profile=Profile("p", programs=20, operations=6, shrink=shrink))
     (bug,) = result.found
-    assert not bug.reproducible and result.verdict is Verdict.FAIL
+    assert not bug.reproducible and not bug.finding.reproducible and result.verdict is Verdict.FAIL
     assert "once in a lifetime" in bug.finding.message
 
 
@@ -228,3 +353,15 @@ def test_another_error_of_a_target_is_not_swallowed() -> None:
 
     with pytest.raises(LookupError, match="misuse"):
         campaign(fake(hook=hook))
+
+
+def test_a_finding_seen_in_a_search_is_told_as_reproducible_only_if_a_target_made_new_shows_it() -> None:
+    class Remembering(FakeTarget):
+        def open(self, owners: Any) -> Any:
+            return (fake() if self.renewed else fake("mask leaks")).open(owners)
+
+    target = Remembering()
+    result = campaign(target)
+    (bug,) = result.found
+    assert (bug.reproducible, bug.finding.reproducible, len(target.renewed)) == (False, False, 1)
+    assert bug.finding.property_id == CONTENT and result.verdict is Verdict.FAIL

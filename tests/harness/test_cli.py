@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,11 +35,12 @@ PROGRAM = Program((Prefill(6), TrimFront(2), Chunk(3)))
 
 @pytest.fixture(autouse=True)
 def _handler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """``main`` changes the handler of SIGTERM; and a run may write where it stands."""
+    """``main`` changes the handlers of two signals; and a run may write where it stands."""
     monkeypatch.chdir(tmp_path)
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -75,6 +79,22 @@ def test_replay_of_a_bug_that_is_still_there(capsys: pytest.CaptureFixture[str])
     assert err == ""
     assert out.splitlines()[0] == "FAILED  mask_key_axis_equals_live_keys is still broken"
     assert "Prefill(6) ; TrimFront(2) ; Chunk(3)" in out
+    name = reference.targets(FAMILY, "offset")[0].identity.full_name
+    assert out.splitlines()[-1] == f"      target    {name}" and name.startswith(f"reference/{FAMILY}@offset-mask ")
+
+
+def test_replay_of_a_finding_that_never_came_back_is_an_error_once_it_is_gone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = trace(changes={"policy": "live"})
+    assert made.finding is not None
+    name = file(dataclasses.replace(made, finding={**made.finding, "reproducible": False}))
+    assert "did not come back in a fresh model" in unusable(capsys, "replay", name)
+
+
+def test_replay_of_a_trace_with_nothing_to_replay(capsys: pytest.CaptureFixture[str]) -> None:
+    empty = dataclasses.replace(trace(policy="live"), program=Program(()), steps=())
+    assert "there is nothing to replay" in unusable(capsys, "replay", file(empty))
 
 
 def test_replay_of_a_bug_that_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,15 +170,71 @@ def test_arguments_that_mean_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("inside", ["", "below"])
+@pytest.fixture
+def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("a campaign was run")
+
+    monkeypatch.setattr("harness.runner.run_campaign", never)
+
+
+@pytest.mark.usefixtures("_nothing_runs")
+@pytest.mark.parametrize("inside", ["", "below", "below/it"])
 def test_reports_that_cannot_be_written_are_told_before_anything_runs(
     inside: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "taken").write_text("a file")
     out = tmp_path / "taken" / inside
     line = unusable(capsys, "run", "--families", FAMILY, "--out", str(out))
-    assert f"cannot write reports to {out}" in line
+    assert f"error: cannot write reports: {tmp_path / 'taken'}" in line and line.endswith(": Not a directory\n")
     assert (tmp_path / "taken").read_text() == "a file"
+
+
+@pytest.mark.usefixtures("_nothing_runs")
+@pytest.mark.parametrize("kind", ["json", "md"])
+def test_a_folder_where_a_report_should_go_is_told_before_anything_runs(
+    kind: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    there = tmp_path / "o" / "families" / f"{FAMILY}.{kind}"
+    there.mkdir(parents=True)
+    line = unusable(capsys, "run", "--families", f"qwen3_vl,{FAMILY}", "--out", str(tmp_path / "o"))
+    assert line.endswith(f"error: cannot write reports: {there}: is a folder, a report would go there\n")
+    assert there.is_dir()
+
+
+@pytest.mark.usefixtures("_nothing_runs")
+def test_findings_that_cannot_be_written_are_told_before_anything_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "o").mkdir()
+    (tmp_path / "o" / "findings").write_text("a file")
+    line = unusable(capsys, "run", "--families", FAMILY, "--out", "o")
+    assert line.endswith("error: cannot write reports: o/findings: File exists\n")
+
+
+@pytest.mark.usefixtures("_nothing_runs")
+def test_a_findings_folder_without_permission_is_told_before_anything_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tempfile.TemporaryFile
+
+    def refusing(*arguments: Any, **named: Any) -> Any:  # root may write everywhere
+        if Path(named["dir"]).name == "findings":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(named["dir"]))
+        return made(*arguments, **named)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refusing)
+    line = unusable(capsys, "run", "--families", FAMILY, "--out", "o")
+    assert line.endswith("error: cannot write reports: o/findings: Permission denied\n")
+
+
+@pytest.mark.usefixtures("_nothing_runs")
+def test_a_folder_whose_name_is_no_text_is_told_before_anything_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    line = unusable(capsys, "run", "--families", FAMILY, "--out", "o\udcff")
+    assert "cannot write reports: " in line and "\\udcff" in line and "is not UTF-8" in line
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_families_and_properties(capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,3 +326,28 @@ def test_a_reader_that_has_seen_enough_is_no_error(arguments: tuple[str, ...]) -
     err = process.stderr.read()
     process.stderr.close()
     assert (process.wait(60), err) == (0, "")
+
+
+def piped(line: str) -> subprocess.CompletedProcess[str]:
+    """The command line in a shell; the exit code is that of the harness."""
+    command = ["bash", "-o", "pipefail", "-c", f'"$0" -m harness.cli {line}', sys.executable]
+    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120)
+
+
+def test_a_run_that_finds_something_says_so_to_whoever_reads_on(tmp_path: Path) -> None:
+    done = piped(f"run --families {FAMILY} --policy offset --out o | head -1")
+    assert (done.returncode, done.stderr) == (1, "") and done.stdout.count("\n") == 1
+    assert json.loads((tmp_path / "o" / "families" / f"{FAMILY}.json").read_text())["verdict"] == "FAIL"
+
+
+def test_a_full_disk_under_the_output_is_unusable_and_keeps_the_reports(tmp_path: Path) -> None:
+    full = "kv-harness: error: cannot write to standard output: No space left on device\n"
+    for line, code, told in (
+        ("properties > /dev/full", 2, full),
+        (f"run --families {FAMILY} --no-strict --out o > /dev/full", 2, full),
+        (f"run --families {FAMILY} --policy offset --out p > /dev/full", 1, ""),  # a finding weighs more
+    ):
+        done = piped(line)
+        assert (done.returncode, done.stderr) == (code, told)
+    for out, verdicts in (("o", {"PASS", "VACUOUS"}), ("p", {"FAIL"})):
+        assert json.loads((tmp_path / out / "families" / f"{FAMILY}.json").read_text())["verdict"] in verdicts

@@ -18,7 +18,7 @@ def test_a_step_holds_both_sides() -> None:
     run = execute(FakeTarget(), Program((Prefill(10), TrimFront(4, keep=1), Chunk(3), Decode(2), Rollback(2))))
     prefill, trim, chunk, decode, rollback = run.steps
     assert not run.stopped and [step.index for step in run.steps] == [0, 1, 2, 3, 4]
-    assert (prefill.before.offset, prefill.after.offset, prefill.first_held) == (0, 10, 0)
+    assert (prefill.before.offset, prefill.after.offset, prefill.told[0].held) == (0, 10, tuple(range(10)))
     assert prefill.forwards[0].append.held == () and prefill.removal is None and prefill.expected_removed is None
     assert trim.expected_removed == 4 and trim.removal is not None and trim.removal.removed == (4, 4)
     assert not trim.before.trimmed and trim.after.trimmed
@@ -27,18 +27,30 @@ def test_a_step_holds_both_sides() -> None:
     assert chunk.forwards[0].append.positions == range(10, 13)
     assert [f.append.positions.start for f in decode.forwards] == [13, 14]
     assert rollback.expected_removed == 2 and rollback.after.offset == 13
-    assert all(len(step.lengths) == 2 and step.others == {} for step in run.steps)
-    assert [(c.offset, c.live_start, c.live_len) for c in rollback.lengths] == [(13, 4, 9)] * 2
+    assert all(len(step.told) == 1 and step.told[0].state == step.after for step in run.steps)
+    assert all(len(step.told[0].lengths) == len(step.told[0].rows) == 2 for step in run.steps)
+    (told,) = rollback.told
+    assert told.held == (0, *range(5, 13))
+    assert [(c.offset, c.live_start, c.live_len) for c in told.lengths] == [(13, 4, 9)] * 2
+    for rows in told.rows:  # the fake keeps (position, token) of every key
+        assert rows.keys.shape == rows.values.shape == (1, 1, 9, 2)
+        assert rows.keys[0, 0, :, 0].tolist() == list(told.held)
 
 
 def test_other_sequences_are_looked_at_after_every_step() -> None:
     program = Program((Prefill(3), Prefill(2, 1), TrimFront(1, 0, 1), TrimFront(9)), ("pool", "model"))
     run = execute(FakeTarget(), program)
-    state, lengths = run.steps[0].others[1]
-    assert state.live_len == 0 and lengths[0].live_len == 0
+    assert [len(step.told) for step in run.steps] == [2] * 4
+    first, second = run.steps[0].told
+    assert (first.held, first.state.live_len, first.lengths[0].live_len) == ((0, 1, 2), 3, 3)
+    assert (second.held, second.state.live_len, second.lengths[0].live_len) == ((), 0, 0)
+    assert second.rows[0].keys.shape[-2] == 0
     assert run.steps[2].owner == "model" and run.steps[2].expected_removed == 0
     assert run.steps[2].removal is not None and run.steps[2].removal.removed == ()
-    assert run.steps[3].first_held is None and run.steps[3].others[1][0].live_len == 2
+    first, second = run.steps[3].told
+    assert (first.held, first.state) == ((), run.steps[3].after)
+    assert (second.held, second.state.live_len, second.lengths[0].live_len) == ((0, 1), 2, 2)
+    assert second.rows[0].keys[0, 0, :, 0].tolist() == [0, 1]
     assert run.program == program
 
 
@@ -55,9 +67,10 @@ def test_an_execution_stops_at_the_first_error(at: int) -> None:
     assert run.stopped
     assert len(run.steps) == {1: 1, 2: 2, 3: 2, 4: 2, 5: 3}[at]
     last = run.steps[-1]
-    assert last.error == "RuntimeError: told to fail" and last.lengths == () and last.others == {}
+    assert last.error == "RuntimeError: told to fail" and last.told == ()
     assert sum(len(step.forwards) for step in run.steps) == at
     assert run.program.operations == program.operations[: len(run.steps)]
+    assert all(step.told for step in run.steps[:-1])
     with pytest.raises(RuntimeError, match="stopped"):
         run.apply(Chunk(1))
 

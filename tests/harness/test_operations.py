@@ -36,7 +36,7 @@ counts = st.integers(0, MAX_COUNT)
 def programs(draw: st.DrawFn) -> Program:
     owners = draw(st.lists(st.sampled_from(("pool", "model")), min_size=1, max_size=4))
     where = st.integers(0, len(owners) - 1)
-    tokens = st.integers(1, 3000)
+    tokens = st.one_of(st.integers(1, 40), st.integers(1, MAX_TOTAL_TOKENS // 10))  # ten of them fit into a program
     operation = st.one_of(
         st.builds(Prefill, tokens, where),
         st.builds(Chunk, tokens, where),
@@ -154,7 +154,7 @@ def test_an_unknown_generation_is_refused(generation: object) -> None:
         {"owners": ["pool"], "operations": [None]},
         {"owners": ["pool"], "operations": [Prefill(1, 1).to_json()]},
         {"owners": ["pool"], "operations": [Rollback(1).to_json()] * (MAX_OPERATIONS + 1)},
-        {"owners": ["pool"], "operations": [Decode(MAX_TOKENS).to_json()] * 9},
+        {"owners": ["pool"], "operations": [Decode(MAX_TOKENS).to_json()] * (MAX_TOTAL_TOKENS // MAX_TOKENS + 1)},
     ],
 )
 def test_a_program_that_means_nothing_is_refused(data: object) -> None:
@@ -166,6 +166,11 @@ def test_tokens_of_a_program_are_bounded_before_anything_is_allocated() -> None:
     assert len(Program((Chunk(MAX_TOKENS),) * fits).operations) == fits
     for extra in (Prefill(1), Chunk(1), Decode(1)):
         assert str(MAX_TOTAL_TOKENS + 1) in refused(Program, (Chunk(MAX_TOKENS),) * fits + (extra,))
+
+
+def test_what_may_be_asked_for() -> None:
+    """Raising a bound needs a thought: the scores of the largest program take [heads, 2048, 8192] numbers."""
+    assert (MAX_TOKENS, MAX_TOTAL_TOKENS, MAX_OPERATIONS) == (2048, 8192, 2000)
 
 
 def test_the_count_of_operations_is_checked_before_they_are_built() -> None:

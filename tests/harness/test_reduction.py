@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
@@ -79,6 +80,7 @@ def test_long_programs_become_short(seed: int) -> None:
     kinds = [type(operation) for operation in smaller.program.operations]
     assert kinds == [Prefill, TrimFront, Chunk]
     assert str(smaller.program) == "Prefill(1) ; TrimFront(1) ; Chunk(2)"
+    assert len(target.renewed) == 1
 
 
 @pytest.mark.parametrize(
@@ -90,6 +92,18 @@ def test_long_programs_become_short(seed: int) -> None:
             "positions_are_absolute",
             [Prefill(9), EnforceMaxKvSize(5, "shift"), Decode(3)],
             "Prefill(1) ; TrimFront(1) ; Decode(1)",
+        ),
+        (
+            fake("nan logits after a trim"),
+            "every_forward_gives_finite_logits",
+            [Prefill(9), EnforceMaxKvSize(5, "sinks"), Decode(3)],
+            "Prefill(1) ; TrimFront(1) ; Decode(1)",
+        ),
+        (
+            fake("rows change in a trim"),
+            "cached_rows_stay_what_they_were",
+            [Prefill(9), Chunk(4), EnforceMaxKvSize(5, "shift", 3, 0), Decode(3)],
+            "Prefill(2) ; TrimFront(1)",
         ),
         (fake("reports zero removed"), "trim_reports_what_it_removed", [Prefill(9), TrimFront(5, 2)], None),
         (fake("bias under the live policy"), "untrimmed_outputs_are_byte_identical", [Prefill(4), Chunk(9)], None),
@@ -131,6 +145,62 @@ def test_a_finding_that_needs_two_sequences_keeps_them() -> None:
 def test_a_finding_that_does_not_come_back_is_returned_as_it_is() -> None:
     finding = Finding(WIDTH, "fake/fake@live-mask", Violation(0, "seen once"), Program((Prefill(5), Chunk(2))))
     assert reduce_finding(fake(), finding, properties.ALL) == (finding, False)
+
+
+class Remembering(FakeTarget):
+    """Its bug is in what earlier sessions left behind, and gone from a target made new."""
+
+    def open(self, owners: Any) -> Any:
+        return (fake() if self.renewed else fake(policy="offset")).open(owners)
+
+
+def test_a_finding_that_a_target_made_new_does_not_show_is_not_reproducible() -> None:
+    target = Remembering(policy="offset")
+    finding = found(target, Program((Prefill(5), TrimFront(2), Chunk(4))), WIDTH)
+    assert finding is not None and target.renewed == []
+    smaller, again = reduce_finding(target, finding, properties.ALL)
+    assert not again and len(target.renewed) == 1
+    assert str(smaller.program) == "Prefill(1) ; TrimFront(1) ; Chunk(2)"
+
+
+@pytest.mark.parametrize("owner", ["pool", "model"])
+def test_the_owner_is_kept_only_where_the_finding_needs_it(owner: Any) -> None:
+    """A wrong mask is wrong whoever owns the sequence; a visit to what the model owns needs the model as owner."""
+    target = fake("mask leaks")
+    finding = found(target, Program((Prefill(4), Chunk(3)), (owner,)), "mask_shows_exactly_the_visible_set")
+    assert finding is not None
+    assert reduce_finding(target, finding, properties.ALL)[0].program == Program((Prefill(2),))
+    needed = fake("trims what the model owns")
+    finding = found(needed, Program((Prefill(4), Chunk(3), TrimFront(2)), ("model",)), "trim_reports_what_it_removed")
+    assert finding is not None
+    smaller, again = reduce_finding(needed, finding, properties.ALL)
+    assert again and smaller.program == Program((TrimFront(1),), ("model",))
+
+
+class Threshold(FakeTarget):
+    """A forward of ``LEAST`` tokens or more raises."""
+
+    LEAST = 37
+
+    def open(self, owners: Any) -> Any:
+        session = super().open(owners)
+        forward = session.forward
+
+        def failing(sequence: int, tokens: Any) -> Any:
+            seen = forward(sequence, tokens)
+            return seen if len(tokens) < self.LEAST else dataclasses.replace(seen, logits=None, error="E: too many")
+
+        session.forward = failing
+        return session
+
+
+@pytest.mark.parametrize("tokens", [37, 38, 64, 300])
+def test_a_number_is_cut_down_to_the_least_that_fails(tokens: int) -> None:
+    target = Threshold()
+    finding = found(target, Program((Prefill(tokens),)), "every_operation_completes")
+    assert finding is not None
+    smaller, again = reduce_finding(target, finding, properties.ALL)
+    assert again and str(smaller.program) == "Prefill(37)"
 
 
 class Quick(FakeTarget):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,7 +45,11 @@ def test_still_broken() -> None:
     assert result.finding is not None and result.finding.property_id == WIDTH
     assert BROKEN.finding is not None and result.finding.message == BROKEN.finding["message"]
     first, *rest = result.text(BROKEN).splitlines()
-    assert first == f"FAILED  {WIDTH} is still broken" and rest == result.finding.text().splitlines()
+    assert first == f"FAILED  {WIDTH} is still broken" and rest == [
+        *result.finding.text().splitlines(),
+        "      target    fake/fake@offset-mask variant plain, rows cache, weights seed 0",
+    ]
+    assert result.target == fake(policy="offset").identity.full_name
 
 
 def test_the_recorded_property_is_asked_first() -> None:
@@ -80,7 +85,7 @@ def test_a_trace_without_a_finding() -> None:
 
 @pytest.mark.parametrize("name", ["no_such_property", "", "x" * 10_000])
 def test_an_unknown_property_is_refused(name: str) -> None:
-    trace = Trace(BROKEN.target, PROGRAM, {"property": name, "step": 0, "message": ""}, (), {})
+    trace = Trace(BROKEN.target, PROGRAM, {"property": name, "step": 0, "message": "", "reproducible": True}, (), {})
     with pytest.raises(TraceError, match="does not have") as caught:
         replay(trace, fake(), properties.ALL)
     assert len(str(caught.value)) < 200
@@ -89,3 +94,54 @@ def test_an_unknown_property_is_refused(name: str) -> None:
 def test_a_property_that_cannot_be_judged_there_is_not_called_fixed() -> None:
     with pytest.raises(TraceError, match="lacks: attention calls are seen"):
         replay(BROKEN, fake(lacks=frozenset({Capability.ATTENTION})), properties.ALL)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        FakeTarget(quirks=frozenset({"hides a call"})),
+        FakeTarget(quirks=frozenset({"hides a call after a trim"})),  # judged at the prefill, not where it broke
+        FakeTarget(quirks=frozenset({"encoder call"})),
+        FakeTarget(quirks=frozenset({"attention by hand"})),
+        fake(mask="causal"),
+    ],
+)
+def test_what_found_nothing_to_judge_where_it_broke_is_not_called_fixed(target: FakeTarget) -> None:
+    with pytest.raises(TraceError, match=f"{WIDTH} is not broken, but it found nothing to judge where it broke"):
+        replay(BROKEN, target, properties.ALL)
+
+
+def test_another_broken_property_is_told_before_what_found_nothing_to_judge() -> None:
+    """A finding is worth more than "cannot tell"."""
+    blind = FakeTarget(bugs=frozenset({"positions from live_len"}), quirks=frozenset({"hides a call"}))
+    again = replay(BROKEN, blind, properties.ALL)
+    assert (again.outcome, again.same) == (Outcome.FAILED, False)
+    assert again.finding is not None and again.finding.property_id == "positions_are_absolute"
+
+
+def test_a_finding_that_never_came_back_cannot_be_called_fixed() -> None:
+    assert BROKEN.finding is not None
+    flaky = replace(BROKEN, finding={**BROKEN.finding, "reproducible": False})
+    with pytest.raises(TraceError, match="did not come back in a fresh model when it was recorded either"):
+        replay(flaky, fake(), properties.ALL)
+    again = replay(flaky, fake(policy="offset"), properties.ALL)  # if it does come back, that is a finding
+    assert (again.outcome, again.same) == (Outcome.FAILED, True)
+
+
+@pytest.mark.parametrize("bug", ["bias under the live policy", "noise"])
+def test_a_property_of_the_whole_run_can_be_called_fixed(bug: Any) -> None:
+    ids = {"noise": "same_program_same_bytes"}
+    chosen = properties.BY_ID[ids.get(bug, "untrimmed_outputs_are_byte_identical")]
+    with pytest.raises(FindingError) as caught:
+        judge_program(fake(bug), PROGRAM, [chosen])
+    trace = record(execute(fake(bug), PROGRAM), caught.value.finding, {})
+    assert replay(trace, fake(bug), properties.ALL).same
+    assert replay(trace, fake(), properties.ALL).outcome is Outcome.FIXED
+
+
+@pytest.mark.parametrize("bug", ["nan logits after a trim", "rows change in a trim"])
+def test_a_finding_of_the_newer_properties_is_replayed(bug: Any) -> None:
+    trace = trace_of(fake(bug))
+    assert trace.finding is not None and trace.finding["reproducible"] is True
+    assert replay(trace, fake(bug), properties.ALL).same
+    assert replay(trace, fake(), properties.ALL).outcome is Outcome.FIXED

@@ -18,6 +18,7 @@ from harness.judging import Evidence, Judgement, Property
 from harness.profiles import PROFILES, Profile
 
 PROFILE = Profile("p", programs=15, operations=6, shrink=False)
+NAMES = [(name, number, search) for name in ("a", "b", "a0") for number in (0, 1, 10) for search in (0, 1, 10)]
 ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
@@ -28,7 +29,8 @@ spec.loader.exec_module(module)
 spec = importlib.util.spec_from_file_location("seeds", sys.argv[2])
 seeds = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(seeds)
-print("\\n".join(seeds.programs("alpha", 7)))
+exec(sys.argv[3])
+print("\\n".join(seeds.programs("alpha", int(sys.argv[4]))))
 """
 
 
@@ -65,15 +67,32 @@ def test_another_seed_or_family_gives_other_programs() -> None:
         assert len(first & set(other)) < len(first) / 3
 
 
+def in_a_fresh_process(seed: int, hash_seed: str, ci: str | None = None, before: str = "") -> list[str]:
+    """The programs of a process of its own, which first executes ``before``."""
+    env = {name: value for name, value in os.environ.items() if name not in ("CI", "GITHUB_ACTIONS", "TF_BUILD")}
+    env |= {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed} | ({"CI": ci} if ci else {})
+    arguments = [str(Path(__file__).with_name("fake_target.py")), __file__, before, str(seed)]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, env=env, cwd="/", check=True
+    )
+    return done.stdout.splitlines()
+
+
 @pytest.mark.parametrize("ci", [None, "true"])
 def test_a_fresh_process_gives_the_same_programs_also_under_ci(ci: str | None) -> None:
-    env = {name: value for name, value in os.environ.items() if name not in ("CI", "GITHUB_ACTIONS", "TF_BUILD")}
-    env |= {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "random"} | ({"CI": ci} if ci else {})
-    files = [str(Path(__file__).with_name("fake_target.py")), __file__]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *files], capture_output=True, text=True, env=env, cwd="/", check=True
-    )
-    assert done.stdout.splitlines() == programs("alpha", 7)
+    """Two fresh processes: what this one has imported so far depends on the tests that ran before (see below)."""
+    assert in_a_fresh_process(7, "random", ci) == in_a_fresh_process(7, "1")
+
+
+def test_other_families_before_it_do_not_change_the_programs_of_a_family() -> None:
+    assert in_a_fresh_process(7, "2", before='seeds.programs("beta", 3)') == in_a_fresh_process(7, "1")
+
+
+def test_a_module_that_happens_to_be_loaded_does_not_change_the_programs(tmp_path: Path) -> None:
+    """The "same run again" of a report needs it: an installed harness and a checkout load different local modules."""
+    (tmp_path / "literals.py").write_text(f"NUMBERS = {[*range(100, 400), 4096, 10_001]}\n")
+    load = f"sys.path.insert(0, {str(tmp_path)!r}); import literals"
+    assert in_a_fresh_process(0, "1", before=load) == in_a_fresh_process(0, "1")
 
 
 def test_two_seeds_differ_under_ci(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,9 +108,18 @@ def test_two_seeds_differ_under_ci(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(one) >= PROFILE.programs and one != two and one == programs("alpha", 1)
 
 
+def test_every_search_has_programs_of_its_own() -> None:
+    """The seed is derived from family, configuration and search: further searches must not repeat the first."""
+    profile = Profile("p", programs=8, operations=6, shrink=False, patience=2)
+    drawn = programs("alpha", 7, profile)  # the recorder is never decisive, so there are three searches
+    assert len(drawn) >= 24
+    first, second, third = (set(drawn[start : start + 8]) for start in (0, 8, 16))
+    assert first - second and first != third and second != third
+
+
 def test_derived_seeds_are_distinct_and_stable() -> None:
-    seeds = {derive_seed(base, *names) for base in (0, 1) for names in (("a",), ("a", 0), ("a", 1), ("b",), ("a0",))}
-    assert len(seeds) == 10 and all(0 <= seed < 2**64 for seed in seeds)
+    seeds = {derive_seed(base, *names) for base in (0, 1) for names in NAMES}
+    assert len(seeds) == 2 * len(NAMES) and all(0 <= seed < 2**64 for seed in seeds)
     assert derive_seed(1, "a") != derive_seed(11, "a") and derive_seed(0, "a", "b") != derive_seed(0, "ab")
 
 
@@ -105,6 +133,7 @@ def test_a_profile_sets_everything_that_ci_would_change(profile: Profile, tmp_pa
     assert (Phase.shrink in made.phases) == profile.shrink and (Phase.reuse in made.phases) == profile.remember
     assert Phase.explicit not in made.phases and Phase.explain not in made.phases
     assert profile.settings().database is None
+    assert profile.least >= 1 and profile.patience >= 1
 
 
 def test_the_example_database_remembers_what_failed(tmp_path: Path) -> None:

@@ -25,9 +25,8 @@ from harness.trace import MAX_BYTES, Trace, TraceError, read_trace
 
 PROGRAM = Program((Prefill(3), TrimFront(1), Chunk(2)))
 VERSIONS = {"kv-harness": "0.1.0"}
-SMALL = Trace(
-    {"kind": "fake"}, PROGRAM, {"property": "some_mask_width", "step": 2, "message": "m"}, ({"n": 10},), VERSIONS
-)
+FINDING = {"property": "some_mask_width", "step": 2, "message": "m", "reproducible": True}
+SMALL = Trace({"kind": "fake"}, PROGRAM, FINDING, ({"n": 10},), VERSIONS)
 
 
 def recorded() -> Trace:
@@ -51,7 +50,15 @@ def refusal(path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "trace", [SMALL, recorded(), replace(SMALL, finding=None, steps=()), replace(SMALL, versions={})]
+    "trace",
+    [
+        SMALL,
+        recorded(),
+        replace(SMALL, finding=None, steps=()),
+        replace(SMALL, versions={}),
+        replace(SMALL, finding=FINDING | {"reproducible": False}),
+        replace(SMALL, finding=FINDING | {"step": None}),
+    ],
 )
 def test_what_is_written_is_read(trace: Trace, tmp_path: Path) -> None:
     again = read_trace(write(tmp_path / "t.json", trace.to_text()))
@@ -84,7 +91,6 @@ def test_positions_that_are_no_numbers_can_be_recorded(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_covers_everything_but_the_versions() -> None:
-    finding: dict[str, Any] = dict(SMALL.finding or {})
     others = [
         replace(SMALL, target={"kind": "other"}),
         replace(SMALL, target={"kind": "fake", "x": None}),
@@ -95,7 +101,10 @@ def test_the_fingerprint_covers_everything_but_the_versions() -> None:
         replace(SMALL, program=Program(PROGRAM.operations, ("model",))),
         replace(SMALL, program=Program(PROGRAM.operations, ("pool", "pool"))),
         replace(SMALL, finding=None),
-        *(replace(SMALL, finding=finding | change) for change in ({"property": "p"}, {"step": None}, {"message": ""})),
+        *(
+            replace(SMALL, finding=FINDING | change)
+            for change in ({"property": "p"}, {"step": None}, {"message": ""}, {"reproducible": False})
+        ),
         replace(SMALL, steps=()),
         replace(SMALL, steps=({"n": 11},)),
         replace(SMALL, steps=({"n": 10}, {"n": 10})),
@@ -195,10 +204,26 @@ NOT_TRACES = {
     "a step a number": (edited(steps=[1]), "list of objects"),
     "finding text": (edited(finding="mask"), "'finding' must be null"),
     "finding without step": (edited(finding={"property": "p", "message": "m"}), "'finding' must be null"),
-    "finding's property null": (edited(finding={"property": None, "step": 1, "message": "m"}), "must be text"),
-    "finding's step text": (edited(finding={"property": "p", "step": "1", "message": "m"}), "'step' must be"),
-    "finding's step true": (edited(finding={"property": "p", "step": True, "message": "m"}), "'step' must be"),
-    "finding's step -1": (edited(finding={"property": "p", "step": -1, "message": "m"}), "'step' must be"),
+    "finding without reproducible": (
+        edited(finding={"property": "p", "step": 1, "message": "m"}),
+        "with property, step, message, reproducible",
+    ),
+    "finding with another field": (edited(finding=FINDING | {"why": ""}), "'finding' must be null"),
+    "finding's property null": (edited(finding=FINDING | {"property": None}), "must be text"),
+    "finding's message a number": (edited(finding=FINDING | {"message": 1}), "must be text"),
+    "finding's reproducible null": (edited(finding=FINDING | {"reproducible": None}), "must be true or false"),
+    "finding's reproducible 1": (edited(finding=FINDING | {"reproducible": 1}), "must be true or false"),
+    "finding's reproducible text": (edited(finding=FINDING | {"reproducible": "true"}), "must be true or false"),
+    "finding's step text": (edited(finding=FINDING | {"step": "1"}), "'step' must be"),
+    "finding's step true": (edited(finding=FINDING | {"step": True}), "'step' must be"),
+    "finding's step -1": (edited(finding=FINDING | {"step": -1}), "'step' must be"),
+    "finding's step beyond": (edited(finding=FINDING | {"step": 3}), "names step 3, the program has 3"),
+    "finding's step far beyond": (edited(finding=FINDING | {"step": 10**300}), "the program has 3"),
+    "empty program": (edited(program={"owners": ["pool"], "operations": []}), "nothing to replay"),
+    "empty program without a finding": (
+        edited(program={"owners": ["pool"], "operations": []}, finding=None),
+        "nothing to replay",
+    ),
     "program null": (edited(program=None), "a program must be"),
     "program of nonsense": (edited(program={"owners": ["pool"], "operations": [{"op": "jump"}]}), "unknown operation"),
     "program too large": (
@@ -206,7 +231,8 @@ NOT_TRACES = {
         "must lie in",
     ),
     "fingerprint null": (edited(fingerprint=None), "does not fit its fingerprint"),
-    "another message": (edited(finding={"property": "some_mask_width", "step": 2, "message": "n"}), "does not fit"),
+    "another message": (edited(finding=FINDING | {"message": "n"}), "does not fit"),
+    "another reproducible": (edited(finding=FINDING | {"reproducible": False}), "does not fit"),
     "lone surrogate": (edited().replace('"fake"', '"\\ud800"'), "does not fit"),
 }
 

@@ -83,9 +83,10 @@ def test_what_was_checked_against_what(each: Record) -> None:
     for name in ("target", "device", "seed"):
         assert rows[name] == str(each[name])
     assert rows["mask policy"] == each["policy"]
-    assert int(rows["programs"].replace(",", "")) == each["programs"]
+    average = each["coverage"]["operations"] / max(each["programs"], 1)
+    assert rows["programs"] == f"{each['programs']:,}, of {average:.1f} operations on average"
     assert float(rows["seconds"]) == each["seconds"]
-    assert rows["profile"] == "test (about 15 programs a search, about 6 operations each)"
+    assert rows["profile"] == "test (15 programs over the configurations, at least 8 on each)"
     assert rows["configurations"] == "2 of 10 drawn"
     assert {name: rows[name] for name in each["versions"]} == each["versions"]
     assert [(row[0], row[1], int(row[3].replace(",", ""))) for row in drawn[1:]] == [
@@ -96,7 +97,7 @@ def test_what_was_checked_against_what(each: Record) -> None:
 def test_the_numbers_of_the_properties_are_those_of_the_record(each: Record) -> None:
     tokens = sections(family_markdown(each))["Properties"]
     rows = tables(tokens)[0][1:]
-    assert len(rows) == len(each["properties"]) == 8
+    assert len(rows) == len(each["properties"]) == 10
     for row, prop in zip(rows, each["properties"], strict=True):
         assert row[:2] == [prop["id"], prop["verdict"]]
         numbers = [int(cell.replace(",", "")) for cell in row[2:5]]
@@ -166,6 +167,9 @@ def test_the_limits_are_listed_and_never_empty(each: Record) -> None:
     limits = what_it_could_not_show(each)
     assert any("measured on one device (cpu)" in limit for limit in limits)
     assert any("random" in limit for limit in limits)
+    programs, average = each["programs"], each["coverage"]["operations"] / max(each["programs"], 1)
+    told = f"It speaks of the {programs:,} programs drawn, of {average:.1f} operations on average;"
+    assert limits[-1] == f"{told} it is no proof for all others."
     tokens = sections(family_markdown(each))["What this run could not show"]
     assert [shown(token) for token in tokens if token.type == "inline"][1:] == limits
 
@@ -186,7 +190,7 @@ def test_the_limits_are_listed_and_never_empty(each: Record) -> None:
         ("control missed", "The planted bug was not caught"),
         ("flaky", "What makes mask_key_axis_equals_live_keys fail is open"),
         ("pass", "No program was drawn for 8 configurations: plain with rows, "),
-        ("pass", "Of 7 forwards, 7 showed another number of attention calls"),
+        ("pass", "Of 7 forwards, 7 hid attention or position calls"),
         ("pass", "Of 1,234 programs, 7 broke off at an error"),
         ("nothing ran", "No program ran."),
     ],

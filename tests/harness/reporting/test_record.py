@@ -24,32 +24,32 @@ VERDICTS = {
     "pass": (
         "PASS",
         False,
-        f"8 properties hold over 1,234 programs, {DECISIVE:,} decisive steps; {CAUGHT}",
+        f"10 properties hold over 1,234 programs, {DECISIVE:,} decisive steps; {CAUGHT}",
     ),
-    "fail": ("FAIL", False, f"1 of 8 properties fails: positions_are_absolute; {FIRST}"),
+    "fail": ("FAIL", False, f"1 of 10 properties fails: positions_are_absolute; {FIRST}"),
     "fail, partial": (
         "FAIL",
         True,
-        f"1 of 8 properties fails: {MASK}; {FIRST}; interrupted after 1,234 programs",
+        f"1 of 10 properties fails: {MASK}; {FIRST}; interrupted after 1,234 programs",
     ),
-    "offset": ("FAIL", False, f"2 of 8 properties fail: {MASK}, every_operation_completes; {FIRST}"),
+    "offset": ("FAIL", False, f"2 of 10 properties fail: {MASK}, every_operation_completes; {FIRST}"),
     "partial": ("INCONCLUSIVE", True, "interrupted after 1,234 programs"),
     "partial control": ("INCONCLUSIVE", True, "interrupted after 1,234 programs of the control"),
     "no control": (
         "PASS",
         False,
-        f"8 properties hold over 1,234 programs, {DECISIVE:,} decisive steps; no planted bug was looked for",
+        f"10 properties hold over 1,234 programs, {DECISIVE:,} decisive steps; no planted bug was looked for",
     ),
     "control missed": ("VACUOUS", False, MISSED),
     "control flaky": ("VACUOUS", False, MISSED),
-    "vacuous": ("VACUOUS", False, f"1 of 8 properties met no decisive step: {MASK}"),
+    "vacuous": ("VACUOUS", False, f"1 of 10 properties met no decisive step: {MASK}"),
     "not applicable": (
         "PASS",
         False,
-        f"7 properties hold (1 NOT APPLICABLE) over 1,234 programs, {BUT_ONE:,} decisive steps; {CAUGHT}",
+        f"9 properties hold (1 NOT APPLICABLE) over 1,234 programs, {BUT_ONE:,} decisive steps; {CAUGHT}",
     ),
-    "nothing applicable": ("VACUOUS", False, "none of 8 properties could judge this target"),
-    "inconclusive": ("INCONCLUSIVE", False, f"1 of 8 properties could not be compared: {MASK}"),
+    "nothing applicable": ("VACUOUS", False, "none of 10 properties could judge this target"),
+    "inconclusive": ("INCONCLUSIVE", False, f"1 of 10 properties could not be compared: {MASK}"),
 }
 
 
@@ -68,6 +68,16 @@ def test_fail_stays_fail_whatever_the_control_says(make: Record) -> None:
 def test_the_reason_of_a_fail_tells_the_earliest_finding(make: Record) -> None:
     found = (make["bug"](after=41), make["bug"]("positions_are_absolute", after=17))
     assert "first was found after 17 programs" in make["record"](make["campaign"](found=found))["verdict_reason"]
+
+
+def test_the_budget_is_that_of_the_profile(make: Record) -> None:
+    assert make["record"](make["campaign"]())["budget"] == {
+        "programs": 15,
+        "rules": 6,
+        "least": 8,
+        "patience": 3,
+        "remember": False,
+    }
 
 
 def test_run_and_control_have_their_own_seconds(make: Record) -> None:

@@ -1,0 +1,65 @@
+"""Rows: what was cached for a position stays what it was."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from harness.comparison import compare_bytes
+from harness.execution import Execution, Step, Told
+from harness.findings import Violation
+from harness.judging import Judgement, Property
+from harness.target import Capability
+
+
+class CachedRowsStayWhatTheyWere(Property):
+    id = "cached_rows_stay_what_they_were"
+    sentence = (
+        "The key and value rows of a position are the same bytes, in its slot, for as long as the sequence holds it."
+    )
+    decisive_when = "a trim or rollback removed rows and others stayed"
+    needs: ClassVar = frozenset({Capability.ROWS})
+
+    def judge_step(self, run: Execution, step: Step) -> Judgement:
+        """Compares with the step before; step by step that covers the whole life of a row."""
+        if not step.told or step.index == 0:
+            return Judgement()
+        before = run.steps[step.index - 1].told
+        looked = decisive = 0
+        for sequence, (old, new) in enumerate(zip(before, step.told, strict=True)):
+            kept = np.intersect1d(old.held, new.held)
+            if not len(kept) or not _comparable(old, new):
+                continue
+            looked += 1
+            worst = self._first_difference(run, step, sequence, old, new, kept)
+            if worst is not None:
+                return Judgement(looked, decisive + 1, violation=worst)
+            decisive += sequence == step.operation.index and bool(step.expected_removed)
+        return Judgement(looked, decisive)
+
+    @staticmethod
+    def _first_difference(
+        run: Execution, step: Step, sequence: int, old: Told, new: Told, kept: np.ndarray[Any, Any]
+    ) -> Violation | None:
+        was, now = np.searchsorted(old.held, kept), np.searchsorted(new.held, kept)
+        for layer, a, b in zip(run.target.attention_layers, old.rows, new.rows, strict=False):
+            for what, left, right in (("key", a.keys, b.keys), ("value", a.values, b.values)):
+                difference = compare_bytes(left[..., was, :], right[..., now, :])
+                if not difference.same_bytes:
+                    at = (difference.index or (0, 0, 0, 0))[-2]
+                    acted = step.operation.index
+                    where = step.operation.text() + (f" on sequence {acted}" if acted != sequence else "")
+                    return Violation(
+                        step.index,
+                        f"layer {layer}: the {what} row of position {kept[at]} (sequence {sequence}, slot {was[at]} "
+                        f"before {where}, slot {now[at]} after) changed by {difference.largest:.3g}",
+                    )
+        return None
+
+
+def _comparable(old: Told, new: Told) -> bool:
+    """As many rows as positions on both sides? If not, keys_equal_ledger_live_length says so."""
+    return all(
+        rows.keys.shape[-2] == rows.values.shape[-2] == len(told.held) for told in (old, new) for rows in told.rows
+    )
