@@ -6,6 +6,7 @@ scores have unit scale.
 """
 
 import hashlib
+import math
 from typing import cast
 
 import mlx.core as mx
@@ -16,7 +17,8 @@ from mlx.utils import tree_flatten, tree_unflatten
 def randomise(model: nn.Module, seed: int) -> None:
     """Replace every parameter by float32 random numbers that depend on its name, its shape and ``seed``.
 
-    Matrices (last axis = fan-in): normal with deviation ``1 / sqrt(fan_in)``; embeddings: standard normal;
+    Matrices (last axis = fan-in; of a convolution all axes but the first): normal with deviation
+    ``1 / sqrt(fan_in)``; embeddings, of tokens and of positions: standard normal;
     biases: ``0.1 * normal``; norm weights: ``1 + 0.1 * normal``. Building order and other parameters play
     no part.
     """
@@ -33,6 +35,7 @@ def _draw(name: str, shape: tuple[int, ...], seed: int) -> mx.array:
         return 0.1 * normal
     if len(shape) == 1:  # the only other vectors are the weights of norms
         return 1 + 0.1 * normal
-    if name.endswith("embed_tokens.weight"):
+    if name.endswith(("embed_tokens.weight", "pos_embed.weight")):
         return normal
-    return normal * shape[-1] ** -0.5
+    fan_in = math.prod(shape[1:]) if len(shape) > 3 else shape[-1]  # with three axes: the matrices of all experts
+    return normal * fan_in**-0.5
