@@ -43,7 +43,7 @@ class Features:
 
 def as_grids(grid_thw: mx.array | Sequence[Sequence[int]], merge: int) -> tuple[Grid, ...]:
     """``[n, 3]`` as Python numbers. ValueError unless each is positive and its frames split into merge blocks."""
-    rows: Any = grid_thw.tolist() if isinstance(grid_thw, mx.array) else grid_thw
+    rows: Any = grid_thw.tolist() if hasattr(grid_thw, "tolist") else grid_thw  # an array of any library
     if not isinstance(rows, Sequence) or any(not isinstance(row, Sequence) or len(row) != 3 for row in rows):
         raise ValueError("grid_thw must be [n, 3]: patches along time, height and width of each image or video")
     grids = tuple((int(t), int(h), int(w)) for t, h, w in rows)

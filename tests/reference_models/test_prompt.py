@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from reference_models import registry, rope
+from reference_models import layers, registry, rope
 from reference_models.engine import masks
 from reference_models.prompt import Images, Prompt
 
@@ -98,6 +98,32 @@ def test_deepstack_stands_at_the_features_and_nowhere_else(model: Any, prompt: P
         np.testing.assert_array_equal(np.array(rows)[0].any(axis=-1), visual)
     embedded = np.array(model.model.embed_tokens(prompt.tokens))[0]
     np.testing.assert_array_equal((np.array(prompt.embeddings)[0] == embedded).all(axis=-1), ~visual)
+
+
+def test_the_nth_feature_is_added_to_the_output_of_layer_n(
+    model: Any, prompt: Prompt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+    original = layers.Block.__call__
+
+    def noted(self: Any, x: mx.array, *rest: Any) -> mx.array:
+        out = original(self, x, *rest)
+        seen.append((np.array(x), np.array(out)))
+        return out
+
+    monkeypatch.setattr(layers.Block, "__call__", noted)
+    first, last = 3, prompt.length + 2  # from inside an image to behind the prompt
+    caches = model.make_caches()
+    tokens = mx.array([prompt_tokens(model) + BEHIND])
+    model(tokens[:, :first], caches, prompt=prompt)
+    seen.clear()
+    model(tokens[:, first:last], caches, prompt=prompt)
+    added = [after[0] - before[1] for before, after in itertools.pairwise(seen)]
+    for index, step in enumerate(added):
+        expected = np.zeros_like(step)
+        if index < len(prompt.deepstack):
+            expected[:, : prompt.length - first] = np.array(prompt.deepstack[index])[:, first:]
+        np.testing.assert_allclose(step, expected, atol=1e-5)
 
 
 def test_a_chunk_takes_the_rows_of_its_positions(model: Any, prompt: Prompt) -> None:

@@ -36,10 +36,10 @@ def test_patches_come_in_merge_blocks() -> None:
 
 
 def test_half_of_the_pairs_turn_by_the_row_and_half_by_the_column() -> None:
-    cos, sin = vision.rotary_angles([(2, 2, 2)], merge=2, head_dim=8)
+    cos, sin = vision.rotary_angles([(2, 2, 4)], merge=2, head_dim=8)
     angles = np.arctan2(np.array(sin), np.array(cos))[0]
-    one, slow = 1.0, 0.01  # 10000 ** -(0 / 4) and 10000 ** -(2 / 4)
-    frame = [[0, 0, 0, 0], [0, 0, one, slow], [one, slow, 0, 0], [one, slow, one, slow]]
+    speeds = np.array([1.0, 0.01])  # 10000 ** -(0 / 4) and 10000 ** -(2 / 4)
+    frame = [[*(row * speeds), *(column * speeds)] for row, column in vision.patch_coordinates((2, 2, 4), 2)]
     np.testing.assert_allclose(angles, frame * 2, atol=1e-6)
 
 
@@ -124,7 +124,7 @@ def test_deepstack_has_one_feature_for_each_index_in_the_order_of_the_blocks() -
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("value", [mx.array([[1, 4, 2]]), [[1, 4, 2]], np.array([[1, 4, 2]]).tolist()])
+@pytest.mark.parametrize("value", [mx.array([[1, 4, 2]]), np.array([[1, 4, 2]]), [[1, 4, 2]], ((1, 4, 2),)])
 def test_grids_come_as_arrays_or_lists(value: Any) -> None:
     assert vision.as_grids(value, 2) == ((1, 4, 2),)
 
