@@ -6,6 +6,7 @@ set). A run with ``-s`` says how far the two sides were apart.
 """
 
 import dataclasses
+import inspect
 import os
 from collections import Counter
 from contextlib import contextmanager
@@ -177,10 +178,11 @@ def compare(case: Case, tally: Counter[str], worst: dict[str, float]) -> None:
     tally[" and ".join(f"{count} {kind}" for kind, count in counts.items()) or "text"] += 1
 
     caches, cache = case.model.make_caches(), DynamicCache()
+    cache_name = "cache" if "cache" in inspect.signature(case.other.forward).parameters else "past_key_values"
     for step in range(1 + DECODES):
         with torch.no_grad(), routers(case.other) as routed:
             ours = np.array(case.model(mx.array([tokens]), caches, prompt=prompt))[0]
-            out = case.other(input_ids=torch.tensor([tokens]), past_key_values=cache, use_cache=True, **more)
+            out = case.other(input_ids=torch.tensor([tokens]), use_cache=True, **{cache_name: cache}, **more)
         theirs = out.logits[0].numpy()
         off = np.abs(ours - theirs).max(axis=-1) / theirs.std()
         if off.max() > TOLERANCE and routed[0]:
@@ -225,3 +227,13 @@ def test_a_drawn_configuration_agrees_with_transformers(family: str) -> None:
     shown = ", ".join(f"{name} {value:.1e}" for name, value in worst.items())
     print(f"\n{family}: worst {shown} of the deviation of the logits; {dict(tally)}")
     assert tally["greedy tokens"] > 0
+
+
+def test_a_routing_flip_must_be_a_tie() -> None:
+    clear = np.array([[3.0, 2.0, 1.0], [0.0, 1.0, 2.0]])
+    tie = np.array([[3.0, 2.0, 1.0], [1.0, 1.00001, 2.0]])
+    other = np.array([[3.0, 2.0, 1.0], [1.00001, 1.0, 2.0]])
+    assert first_flip([clear], [clear + 1e-6], 2) is None
+    assert first_flip([clear, tie], [clear, other], 2) == 1
+    with pytest.raises(AssertionError, match="without a tie"):
+        first_flip([clear], [clear[:, ::-1]], 2)
