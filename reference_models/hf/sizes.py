@@ -80,9 +80,8 @@ def _mistral4_published() -> mistral4.Config:
 
 
 def _nemotron_tiny() -> nemotron_nas.Config:
-    return nemotron_nas.Config(
-        **_TRUNK | {"num_hidden_layers": 4}, block_configs=_blocks(1.0), rope_scaling=_llama3(32)
-    )
+    """Without RoPE scaling: transformers 5 loads no tokenizer beside a scaled config that it does not know."""
+    return nemotron_nas.Config(**_TRUNK | {"num_hidden_layers": 4}, block_configs=_blocks(1.0))
 
 
 def _nemotron_published() -> nemotron_nas.Config:
@@ -95,10 +94,6 @@ def _nemotron_published() -> nemotron_nas.Config:
         block_configs=_blocks(1.3125),
         rope_scaling=rope.Llama3Scaling(factor=8.0, original_max_position_embeddings=8192),
     )
-
-
-def _llama3(context: int) -> rope.Llama3Scaling:
-    return rope.Llama3Scaling(factor=4.0, original_max_position_embeddings=context)
 
 
 def _qwen2_vl_tiny() -> qwen2_vl.Config:
@@ -145,7 +140,7 @@ def _qwen3_vl_moe_tiny() -> qwen3_vl_moe.Config:
     return qwen3_vl_moe.Config(
         **_TRUNK,
         intermediate_size=96,
-        moe_intermediate_size=32,
+        moe_intermediate_size=96,  # not hidden / 2: a square matrix does not show which of its axes come swapped
         num_key_value_heads=2,
         head_dim=32,
         num_experts=4,
