@@ -20,11 +20,9 @@ from reference_models.quantised import BITS, GROUP_SIZES, Packing
 
 @dataclass(frozen=True)
 class Source:
-    """One part of a parameter: a tensor, or (with ``packing``) a packed one with its scales and biases."""
+    """One part of a parameter: a tensor, or (with ``packing``) a packed weight, its scales and its biases."""
 
-    weight: Tensor
-    scales: Tensor | None = None
-    biases: Tensor | None = None
+    tensors: tuple[Tensor, ...]
     packing: Packing | None = None
 
 
@@ -77,7 +75,7 @@ def _source(checkpoint: Checkpoint, have: dict[str, Tensor], part: str, shape: S
                 f"{', '.join(FLOATS)}"
             )
         _check_shape(tensor, shape)
-        return Source(tensor)
+        return Source((tensor,))
     biases = have.get(f"{stem}.biases")
     if biases is None:
         raise CheckpointError(f"{scales.file}: missing key {f'{stem}.biases'!r:.200}, which affine quantisation needs")
@@ -92,7 +90,7 @@ def _source(checkpoint: Checkpoint, have: dict[str, Tensor], part: str, shape: S
             raise CheckpointError(f"{other.file}: key {other.name!r:.200} is {other.dtype}, not {', '.join(FLOATS)}")
         _check_shape(other, packing.grouped(shape))
     _check_shape(tensor, packing.packed(shape))
-    return Source(tensor, scales, biases, packing)
+    return Source((tensor, scales, biases), packing)
 
 
 def _packing(checkpoint: Checkpoint, stem: str, shape: Shape, weight: Tensor, scales: Tensor) -> Packing:
