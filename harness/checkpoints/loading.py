@@ -109,11 +109,8 @@ def _assign(model: Any, assignment: Assignment, store: _Store, lazy: bool) -> No
         array = assignment.recipe.build(*(_unpacked(source, store) for source in assignment.sources))
         owner[name] = array
         made = [array]
-    if not lazy:
-        if store.casts or len(assignment.sources) > 1:
-            mx.eval(made)  # what was only needed to build this one is freed before the next is read
-        else:
-            mx.async_eval(made)  # type: ignore[no-untyped-call]
+    if not lazy and (store.casts or len(assignment.sources) > 1):
+        mx.eval(made)  # what was only needed to build this one is freed before the next is read; the rest comes at once
     for source in assignment.sources:
         store.forget(source)
 

@@ -111,6 +111,7 @@ def config_to_json(family: str, config: Any, dtype: str) -> dict[str, Any]:
     text: dict[str, Any] = {
         key: list(value) if isinstance(value, tuple) else value for key, value in asdict(config).items()
     }
+    text.pop("vision", None)  # ours, in a form of our own
     vision = text.pop("vision_config", None)
     text["hidden_act"] = "silu"
     ends: dict[str, Any] = {

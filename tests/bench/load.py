@@ -2,9 +2,9 @@
 
 Synthesises a checkpoint of about the given size in a temporary directory (removed at the end), then loads it in a
 fresh process per loader and round, in turn, so that both meet the same page cache and the same machine load.  Every
-loader evaluates all weights.  Prints the best and the median time, the least processor time (which other processes disturb less) and
-the largest peak; what the process
-holds before loading (interpreter, libraries) is printed as well, and taken off for the ratio.
+loader evaluates all weights.  Prints the best and the median time, the least processor time (which other processes
+disturb less) and the largest peak; what the process holds before loading (interpreter, libraries) is printed as well,
+and taken off for the ratio.
 
     python tests/bench/load.py [--gb 2] [--family qwen3_vl] [--bits N] [--dtype bfloat16] [--rounds 6]
 """
