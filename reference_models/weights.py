@@ -13,6 +13,8 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 
+POOL = 1 << 22  # a parameter with more numbers takes its rows, at random offsets, from this many
+
 
 def randomise(model: nn.Module, seed: int) -> None:
     """Replace every parameter by float32 random numbers that depend on its name, its shape and ``seed``.
@@ -23,14 +25,15 @@ def randomise(model: nn.Module, seed: int) -> None:
     no part.
     """
     parameters = cast(list[tuple[str, mx.array]], tree_flatten(model.parameters()))
-    drawn = [(name, _draw(name, tuple(old.shape), seed)) for name, old in parameters]
+    drawn = [(name, draw(name, tuple(old.shape), seed)) for name, old in parameters]
     model.update(tree_unflatten(drawn))
     mx.eval(model.parameters())
 
 
-def _draw(name: str, shape: tuple[int, ...], seed: int) -> mx.array:
+def draw(name: str, shape: tuple[int, ...], seed: int) -> mx.array:
+    """The random float32 parameter of that name and shape, not yet evaluated; see ``randomise``."""
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-    normal = mx.random.normal(shape, dtype=mx.float32, key=mx.random.key(int.from_bytes(digest, "big")))
+    normal = _normal(shape, mx.random.key(int.from_bytes(digest, "big")))
     if name.endswith("bias"):
         return 0.1 * normal
     if len(shape) == 1:  # the only other vectors are the weights of norms
@@ -39,3 +42,15 @@ def _draw(name: str, shape: tuple[int, ...], seed: int) -> mx.array:
         return normal
     fan_in = math.prod(shape[1:]) if len(shape) > 3 else shape[-1]  # with three axes: the matrices of all experts
     return normal * fan_in**-0.5
+
+
+def _normal(shape: tuple[int, ...], key: mx.array) -> mx.array:
+    """Standard normal numbers. Drawing them is slow on a CPU (10 million a second), so large shapes share a pool."""
+    count, columns = math.prod(shape), shape[-1]
+    if count <= POOL:
+        return mx.random.normal(shape, dtype=mx.float32, key=key)
+    pool_key, offset_key = mx.random.split(key)
+    pool = mx.random.normal((POOL + columns,), dtype=mx.float32, key=pool_key)
+    windows = mx.as_strided(pool, (POOL, columns), (1, 1))
+    offsets = mx.random.randint(0, POOL, (count // columns,), key=offset_key)
+    return mx.take(windows, offsets, axis=0).reshape(shape)
