@@ -12,7 +12,7 @@ MARK := $(VENV)/.kv-harness
 STAMP := $(VENV)/.installed-$(shell pwd -P | cksum | cut -d' ' -f1)
 GENERATED := reports/families reports/checkpoints reports/targets
 
-.PHONY: run test lint format bench seeds publish-reports constraints clean
+.PHONY: run test lint format bench load seeds publish-reports constraints clean
 
 run: $(STAMP)  # every family at the quick profile; reports in reports/
 	$(BIN)/kv-harness run --profile quick --strict
@@ -31,6 +31,9 @@ format: $(STAMP)  # what lint can mend by itself
 
 bench: $(STAMP)  # what the harness costs per forward
 	$(BIN)/python tests/bench/overhead.py
+
+load: $(STAMP)  # what loading a checkpoint of 2 GB costs, beside mlx-lm
+	$(BIN)/python tests/bench/load.py
 
 seeds: $(STAMP)  # the offset mask is found and the live mask passes, in 20 seeds of every family
 	$(BIN)/python tests/bench/seeds.py

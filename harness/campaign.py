@@ -123,9 +123,9 @@ def run_campaign(
 
     The share is not left to the draw: Hypothesis likes to vary what it has just seen, and would leave some targets
     out.  After a finding its property is muted and the target gets another search, so that every property gets a
-    verdict of its own however many bugs there are.  A target on which some property met no decisive step gets a few
-    more (``profile.patience``) before that counts as VACUOUS.  ``first_only`` stops at the first finding (a control
-    needs no more).  Ctrl-C ends the campaign and keeps what was measured (``partial``).
+    verdict of its own however many bugs there are.  While nothing is found, a target on which some property met no
+    decisive step gets a few more (``profile.patience``) before that counts as VACUOUS.  ``first_only`` stops at the
+    first finding (a control needs no more).  Ctrl-C ends the campaign and keeps what was measured (``partial``).
     """
     if not targets:
         raise ValueError(f"the campaign {name!r} has no target to run on")
@@ -156,7 +156,7 @@ def run_campaign(
                 after = watcher.first_violation[finding.property_id]
                 found = dataclasses.replace(smaller, reproducible=again)
                 result.found.append(FoundBug(found, target, again, after))
-            elif patience and _undecided(watcher, target, properties, muted):
+            elif patience and not result.found and _undecided(watcher, target, properties, muted):
                 patience -= 1
             else:
                 break

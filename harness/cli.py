@@ -1,4 +1,4 @@
-"""The command line: ``kv-harness run | replay | families | properties``.
+"""The command line: ``kv-harness run | replay | families | properties``, and those of ``harness.commands``.
 
 Exit codes everywhere: 0 clean, 1 findings (or vacuous under ``--strict``, or interrupted), 2 unusable input, with one
 line on stderr that names it.
@@ -21,14 +21,11 @@ os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 from harness import __version__
+from harness.commands import UsageError, checkpoint
 from harness.profiles import PROFILES
 from harness.terminal import INTERRUPTS, Output
 
 CLEAN, FINDINGS, UNUSABLE = 0, 1, 2
-
-
-class UsageError(Exception):
-    """Input that cannot be used; the message is one line."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -66,6 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     families.set_defaults(act=_families)
     properties = commands.add_parser("properties", help="list the properties and what makes a step decisive")
     properties.set_defaults(act=_properties)
+    checkpoint.register(commands, _device_option)
     return parser
 
 

@@ -82,10 +82,17 @@ class Experts(nn.Module):
     def __call__(self, x: mx.array, indices: mx.array, weights: mx.array) -> mx.array:
         """``x [.., hidden]`` kept: experts ``indices [.., k]`` summed by ``weights [.., k]``."""
         rows = x[..., None, None, :]  # one 1 x hidden matrix per token, broadcast over its k experts
-        gate = mx.gather_mm(rows, self.gate_proj.swapaxes(-1, -2), rhs_indices=indices)
-        up = mx.gather_mm(rows, self.up_proj.swapaxes(-1, -2), rhs_indices=indices)
-        down = mx.gather_mm(nn.silu(gate) * up, self.down_proj.swapaxes(-1, -2), rhs_indices=indices)
+        gate = self._times("gate_proj", rows, indices)
+        up = self._times("up_proj", rows, indices)
+        down = self._times("down_proj", nn.silu(gate) * up, indices)
         return (down.squeeze(-2) * weights[..., None]).sum(axis=-2)
+
+    def _times(self, name: str, rows: mx.array, indices: mx.array) -> mx.array:
+        """``rows`` times the chosen experts' matrices; a quantised checkpoint puts a callable in the array's place."""
+        matrix = self[name]
+        if isinstance(matrix, mx.array):
+            return mx.gather_mm(rows, matrix.swapaxes(-1, -2), rhs_indices=indices)
+        return matrix(rows, indices)
 
 
 class SparseMLP(nn.Module):

@@ -1,6 +1,7 @@
-"""The text decoder that the M-RoPE families share: what differs is the blocks and how the sections are laid out.
+"""The text decoder that the M-RoPE families share: what differs is the blocks, the sections and the vision tower.
 
-One forward builds the position ids, their angles and the mask once; every layer uses them.
+One forward builds the position ids, their angles and the mask once; every layer uses them. Vision happens in ``read``,
+once per prompt; a forward takes from the ``Prompt`` whatever lies at the positions of its chunk.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ import mlx.core as mx
 from mlx import nn
 
 from reference_models import layers, rope
+from reference_models import prompt as prompts
 from reference_models.engine import masks
 from reference_models.engine.kv_cache import KVCache, Storage
 
@@ -17,13 +19,15 @@ from reference_models.engine.kv_cache import KVCache, Storage
 class MRopeDecoder(nn.Module):
     """Tokens ``[B, L]`` -> logits ``[B, L, vocab]``.
 
-    ``config``: of a family; read are vocab_size, hidden_size, head_dim, rope_theta, rope_scaling, rms_norm_eps and
-    tie_word_embeddings. ``blocks``: one per layer, all with attention.
+    ``config``: of a family; read are vocab_size, hidden_size, head_dim, rope_theta, rope_scaling, rms_norm_eps,
+    tie_word_embeddings and the ids of the placeholders. ``blocks``: one per layer, all with attention. ``tower``: what
+    the checkpoints call ``visual``, None for text alone.
     """
 
-    def __init__(self, config: Any, blocks: list[layers.Block]):
+    def __init__(self, config: Any, blocks: list[layers.Block], tower: nn.Module | None = None):
         super().__init__()
         self.config = config
+        self.visual = tower
         self.attention_layers = tuple(range(len(blocks)))
         self._inv_freq = 1 / rope.standard_freqs(config.head_dim, config.rope_theta)
         self.model = layers.Trunk(config.vocab_size, config.hidden_size, config.rms_norm_eps, blocks)
@@ -34,11 +38,27 @@ class MRopeDecoder(nn.Module):
         """Empty caches, one per attention layer."""
         return [KVCache(storage) for _ in self.attention_layers]
 
-    def __call__(self, tokens: mx.array, caches: Sequence[KVCache], mask_policy: masks.MaskPolicy = "live") -> mx.array:
+    def read(self, tokens: mx.array, images: prompts.Images | None = None) -> prompts.Prompt:
+        """What forwards over the prompt ``tokens [1, S]`` need of it and of its images. Raises ValueError."""
+        return prompts.read(tokens, images, embed=self.model.embed_tokens, tower=self.visual, config=self.config)
+
+    def __call__(
+        self,
+        tokens: mx.array,
+        caches: Sequence[KVCache],
+        mask_policy: masks.MaskPolicy = "live",
+        prompt: prompts.Prompt | None = None,
+    ) -> mx.array:
+        """``prompt``: what was read for the first positions of the sequence; text when None, and behind its end."""
         layers.check_inputs(tokens, caches, self.attention_layers)
         batch, length = tokens.shape
+        offset = caches[0].offset
         scaling = self.config.rope_scaling
-        position_ids = rope.text_position_ids(caches[0].offset, 0, batch, length)
+        position_ids = rope.text_position_ids(offset, prompt.rope_delta if prompt else 0, batch, length)
+        x = self.model.embed_tokens(tokens)
+        deepstack: tuple[mx.array, ...] = ()
+        if prompt is not None:
+            x, position_ids, deepstack = prompt.lay_over(offset, tokens, x, position_ids)
         cos, sin = rope.mrope_angles(
             position_ids, self._inv_freq, scaling.mrope_section, interleaved=scaling.mrope_interleaved
         )
@@ -47,9 +67,10 @@ class MRopeDecoder(nn.Module):
             return rope.apply_mrope(q, k, cos, sin)
 
         mask = masks.chunk_mask(length, caches[0], mask_policy)
-        x = self.model.embed_tokens(tokens)
-        for block, cache in zip(self.model.layers, caches, strict=True):
+        for index, (block, cache) in enumerate(zip(self.model.layers, caches, strict=True)):
             x = block(x, rotation, cache, mask)
+            if index < len(deepstack):
+                x = x + deepstack[index]
         x = self.model.norm(x)
         return self.model.embed_tokens.as_linear(x) if self.config.tie_word_embeddings else self.lm_head(x)
 

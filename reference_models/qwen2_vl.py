@@ -1,22 +1,25 @@
-"""Qwen2-VL, text path: a Qwen2 decoder whose RoPE is M-RoPE with chunked sections.
+"""Qwen2-VL: a Qwen2 decoder whose RoPE is M-RoPE with chunked sections, and a vision tower (``qwen2_vision``).
 
 Sources: Qwen2-VL (arXiv 2409.12191) and the published config and code of ``Qwen/Qwen2-VL-7B-Instruct``.
 Parameter names are those of the checkpoint. The queries, keys and values have a bias, the output projection
 has none.
 
-A text token has the same T, H and W position, ``offset``. Sliding windows (``use_sliding_window``) are off
+A text token has the same T, H and W position: ``offset``, shifted by what images before it saved.
+Sliding windows (``use_sliding_window``) are off
 in every published checkpoint and are not modelled.
 """
 
 from dataclasses import dataclass
 
-from reference_models import layers, rope
+from reference_models import layers, qwen2_vision, rope
 from reference_models.mrope_decoder import MRopeDecoder
 
 
 @dataclass(frozen=True)
 class Config:
-    """Fields of the text part of the published config.json; ValueError when they do not fit together."""
+    """Fields of the published config.json: the text part, then ``vision_config`` (None: text alone) and the ids of the
+    tokens that stand for its features. ValueError when they do not fit together.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -28,6 +31,9 @@ class Config:
     rope_theta: float = 1000000.0
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
+    vision: qwen2_vision.VisionConfig | None = None
+    image_token_id: int = 151655
+    video_token_id: int = 151656
 
     def __post_init__(self) -> None:
         layers.check_positive(
@@ -46,6 +52,8 @@ class Config:
         self.rope_scaling.check(self.head_dim)
         if self.rope_scaling.mrope_interleaved:
             raise ValueError("qwen2_vl has chunked M-RoPE sections; mrope_interleaved belongs to qwen3_vl")
+        if self.vision is not None:
+            qwen2_vision.check_join(self.vision, self)
 
     @property
     def head_dim(self) -> int:
@@ -65,7 +73,7 @@ def attention(config: Config) -> layers.GroupedAttention:
 
 
 class Model(MRopeDecoder):
-    """Tokens ``[B, L]`` -> logits ``[B, L, vocab]``."""
+    """Tokens ``[B, L]`` -> logits ``[B, L, vocab]``; ``read`` looks at images."""
 
     def __init__(self, config: Config):
         hidden, eps = config.hidden_size, config.rms_norm_eps
@@ -75,6 +83,7 @@ class Model(MRopeDecoder):
                 layers.Block(hidden, eps, attention(config), layers.SwiGLU(hidden, config.intermediate_size))
                 for _ in range(config.num_hidden_layers)
             ],
+            qwen2_vision.Tower(config.vision) if config.vision else None,
         )
 
 
@@ -89,6 +98,8 @@ def _tiny(**changes: object) -> Config:
         "num_key_value_heads": 2,
         "rope_scaling": rope.MRopeScaling((2, 1, 1)),
         "rope_theta": 100.0,
+        "image_token_id": 61,
+        "video_token_id": 62,
     }
     return Config(**(fields | changes))  # type: ignore[arg-type]
 
@@ -99,4 +110,13 @@ TINY: dict[str, Config] = {
     "one-kv-head": _tiny(num_key_value_heads=1, tie_word_embeddings=True),
     "all-kv-heads": _tiny(num_key_value_heads=4, num_hidden_layers=3),
     "wide-heads": _tiny(num_attention_heads=2, num_key_value_heads=1, rope_scaling=rope.MRopeScaling((2, 3, 3))),
+    "vision": _tiny(vision=qwen2_vision.tiny()),
+    "vision-wide-heads": _tiny(
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_hidden_layers=3,
+        tie_word_embeddings=True,
+        rope_scaling=rope.MRopeScaling((2, 3, 3)),
+        vision=qwen2_vision.tiny(depth=4, num_heads=4, mlp_ratio=4, patch_size=2),
+    ),
 }

@@ -1,24 +1,27 @@
-"""Qwen3-VL, text path: a Qwen3 decoder (RMS norm on each head of q and k) with interleaved M-RoPE.
+"""Qwen3-VL: a Qwen3 decoder (RMS norm on each head of q and k) with interleaved M-RoPE, and a vision tower
+(``qwen3_vision``).
 
 Sources: Qwen3-VL (arXiv 2511.21631) and the published config and code of ``Qwen/Qwen3-VL-4B-Instruct``.
 Parameter names are those of the checkpoint. ``head_dim`` is a field of its own and need not be
 ``hidden_size / heads``.
 
-A text token has the same T, H and W position, ``offset``. DeepStack adds image features to early layers;
-text has none.
+A text token has the same T, H and W position: ``offset``, shifted by what images before it saved. DeepStack adds image
+features to the output of early layers; text has none.
 """
 
 from dataclasses import dataclass
 
 from mlx import nn
 
-from reference_models import layers, rope
+from reference_models import layers, qwen3_vision, rope
 from reference_models.mrope_decoder import MRopeDecoder, qwen3_attention
 
 
 @dataclass(frozen=True)
 class Config:
-    """Fields of the text part of the published config.json; ValueError when they do not fit together."""
+    """Fields of the published config.json: the text part, then ``vision_config`` (None: text alone) and the ids of the
+    tokens that stand for its features. ValueError when they do not fit together.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -32,6 +35,9 @@ class Config:
     rms_norm_eps: float = 1e-6
     attention_bias: bool = False
     tie_word_embeddings: bool = False
+    vision: qwen3_vision.VisionConfig | None = None
+    image_token_id: int = 151655
+    video_token_id: int = 151656
 
     def __post_init__(self) -> None:
         layers.check_positive(
@@ -44,6 +50,8 @@ class Config:
         self.rope_scaling.check(self.head_dim)
         if not self.rope_scaling.mrope_interleaved:
             raise ValueError("qwen3_vl has interleaved M-RoPE sections: set mrope_interleaved")
+        if self.vision is not None:
+            qwen3_vision.check_join(self.vision, self)
 
 
 def feed_forward(config: Config, index: int) -> nn.Module:
@@ -52,7 +60,7 @@ def feed_forward(config: Config, index: int) -> nn.Module:
 
 
 class Model(MRopeDecoder):
-    """Tokens ``[B, L]`` -> logits ``[B, L, vocab]``."""
+    """Tokens ``[B, L]`` -> logits ``[B, L, vocab]``; ``read`` looks at images."""
 
     def __init__(self, config: Config):
         hidden, eps = config.hidden_size, config.rms_norm_eps
@@ -62,6 +70,7 @@ class Model(MRopeDecoder):
                 layers.Block(hidden, eps, qwen3_attention(config), feed_forward(config, index))
                 for index in range(config.num_hidden_layers)
             ],
+            qwen3_vision.Tower(config.vision) if config.vision else None,
         )
 
 
@@ -77,6 +86,8 @@ def _tiny(**changes: object) -> Config:
         "head_dim": 8,
         "rope_scaling": rope.MRopeScaling((2, 1, 1), mrope_interleaved=True),
         "rope_theta": 100.0,
+        "image_token_id": 61,
+        "video_token_id": 62,
     }
     return Config(**(fields | changes))  # type: ignore[arg-type]
 
@@ -88,5 +99,14 @@ TINY: dict[str, Config] = {
     "all-kv-heads": _tiny(num_key_value_heads=4, num_hidden_layers=3),
     "wide-heads": _tiny(
         head_dim=16, attention_bias=True, rope_scaling=rope.MRopeScaling((4, 2, 2), mrope_interleaved=True)
+    ),
+    "vision": _tiny(vision=qwen3_vision.tiny()),
+    "vision-deep": _tiny(
+        num_hidden_layers=3,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+        head_dim=16,
+        rope_scaling=rope.MRopeScaling((4, 2, 2), mrope_interleaved=True),
+        vision=qwen3_vision.tiny(depth=4, num_heads=4, patch_size=2, deepstack_visual_indexes=(0, 1, 3)),
     ),
 }

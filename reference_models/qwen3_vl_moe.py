@@ -1,4 +1,4 @@
-"""Qwen3-VL-MoE, text path: Qwen3-VL with routed experts in place of most feed-forwards.
+"""Qwen3-VL-MoE: Qwen3-VL, its vision tower included, with routed experts in place of most feed-forwards.
 
 Sources: Qwen3-VL (arXiv 2511.21631) and the published config and code of
 ``Qwen/Qwen3-VL-30B-A3B-Instruct``. Parameter names are those of the checkpoint; experts: see
@@ -10,13 +10,15 @@ from dataclasses import dataclass
 
 from mlx import nn
 
-from reference_models import layers, moe, rope
+from reference_models import layers, moe, qwen3_vision, rope
 from reference_models.mrope_decoder import MRopeDecoder, qwen3_attention
 
 
 @dataclass(frozen=True)
 class Config:
-    """Fields of the text part of the published config.json; ValueError when they do not fit together."""
+    """Fields of the published config.json: the text part, then ``vision_config`` (None: text alone) and the ids of the
+    tokens that stand for its features. ValueError when they do not fit together.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -35,6 +37,9 @@ class Config:
     rms_norm_eps: float = 1e-6
     attention_bias: bool = False
     tie_word_embeddings: bool = False
+    vision: qwen3_vision.VisionConfig | None = None
+    image_token_id: int = 151655
+    video_token_id: int = 151656
 
     def __post_init__(self) -> None:
         layers.check_positive(
@@ -53,6 +58,8 @@ class Config:
         self.rope_scaling.check(self.head_dim)
         if not self.rope_scaling.mrope_interleaved:
             raise ValueError("qwen3_vl_moe has interleaved M-RoPE sections: set mrope_interleaved")
+        if self.vision is not None:
+            qwen3_vision.check_join(self.vision, self)
 
     def is_sparse(self, index: int) -> bool:
         """Whether layer ``index`` has experts: every ``decoder_sparse_step``-th, less ``mlp_only_layers``."""
@@ -68,7 +75,7 @@ def feed_forward(config: Config, index: int) -> nn.Module:
 
 
 class Model(MRopeDecoder):
-    """Tokens ``[B, L]`` -> logits ``[B, L, vocab]``."""
+    """Tokens ``[B, L]`` -> logits ``[B, L, vocab]``; ``read`` looks at images."""
 
     def __init__(self, config: Config):
         hidden, eps = config.hidden_size, config.rms_norm_eps
@@ -78,6 +85,7 @@ class Model(MRopeDecoder):
                 layers.Block(hidden, eps, qwen3_attention(config), feed_forward(config, index))
                 for index in range(config.num_hidden_layers)
             ],
+            qwen3_vision.Tower(config.vision) if config.vision else None,
         )
 
 
@@ -96,6 +104,8 @@ def _tiny(**changes: object) -> Config:
         "num_experts_per_tok": 2,
         "rope_scaling": rope.MRopeScaling((2, 1, 1), mrope_interleaved=True),
         "rope_theta": 100.0,
+        "image_token_id": 61,
+        "video_token_id": 62,
     }
     return Config(**(fields | changes))  # type: ignore[arg-type]
 
@@ -111,5 +121,15 @@ TINY: dict[str, Config] = {
         attention_bias=True,
         head_dim=16,
         rope_scaling=rope.MRopeScaling((4, 2, 2), mrope_interleaved=True),
+    ),
+    "vision": _tiny(vision=qwen3_vision.tiny()),
+    "vision-deep": _tiny(
+        num_hidden_layers=3,
+        num_experts=6,
+        num_experts_per_tok=3,
+        tie_word_embeddings=True,
+        head_dim=16,
+        rope_scaling=rope.MRopeScaling((4, 2, 2), mrope_interleaved=True),
+        vision=qwen3_vision.tiny(depth=4, num_heads=4, patch_size=2, deepstack_visual_indexes=(0, 1, 3)),
     ),
 }

@@ -22,18 +22,24 @@ OPTIONS: Mapping[str, tuple[Mapping[str, str], ...]] = {
 """Constructor options that multiply the variants of a family; a family without an entry has none."""
 
 
-_TEXT_ONLY = (
-    "the vision tower is not modelled: no images, so the three M-RoPE ids of a token are always equal and a bug that "
-    "lives in the image path alone cannot show"
+_TEXT_PATH = (
+    "a program of plain tokens takes the text path: no image, the three M-RoPE ids of a token always equal, no "
+    "DeepStack, so a bug that lives in the image path alone cannot show there"
+)
+_PATCHES = (
+    "images start as flattened patches and video frames as tokens: resizing, normalising and timestamps are left out"
 )
 _NO_SCHEDULER = (
     "programs enforce the bound as an operation of their own; at which points a server's scheduler does so is checked "
     "by unit tests of the reference scheduler alone"
 )
 LIMITS: Mapping[str, tuple[str, ...]] = {
-    "qwen2_vl": (_TEXT_ONLY, "sliding-window layers are not modelled"),
-    "qwen3_vl": (_TEXT_ONLY,),
-    "qwen3_vl_moe": (_TEXT_ONLY,),
+    "mistral4": (
+        "published as text_config of mistral3: the pixtral vision tower beside it is not modelled, so no images",
+    ),
+    "qwen2_vl": (_TEXT_PATH, _PATCHES, "sliding-window layers are not modelled"),
+    "qwen3_vl": (_TEXT_PATH, _PATCHES),
+    "qwen3_vl_moe": (_TEXT_PATH, _PATCHES),
 }
 """What a model here leaves out of its family, in words for a report; a family without an entry leaves out nothing."""
 

@@ -25,20 +25,21 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("harness.strategies", "harness.machine", "harness.profiles", "harness.campaign"),
     ("properties.*",),
     ("harness.reporting.*",),
-    ("harness.runner", "harness.cli", "harness.terminal"),
+    ("harness.runner", "harness.terminal", "harness.commands.*", "harness.cli"),
 )
 #: Rooms beside the layers: what they are and what of the harness they may know.
 BESIDE: dict[str, frozenset[int]] = {
     "harness.probe": frozenset({0, 1}),
     "harness.targets.*": frozenset({0, 1}),
     "harness.faults.*": frozenset({0}),
+    "harness.checkpoints.*": frozenset({0}),
 }
 MAY_IMPORT = {
     "mlx": (
         "reference_models.*",
         "harness.targets.*",
         "harness.probe",
-        "harness.checkpoints",
+        "harness.checkpoints.*",
         "harness.faults.*",
     ),
     "hypothesis": ("harness.strategies", "harness.machine", "harness.profiles", "harness.campaign"),
@@ -49,12 +50,15 @@ MAY_IMPORT = {
         "harness.recording",
         "harness.probe",
         "harness.targets.*",
+        "harness.checkpoints.*",
+        "harness.commands.*",
         "properties.*",
     ),
     "mlx_lm": ("harness.targets.mlx_lm",),
     "mlx_vlm": ("harness.targets.mlx_vlm",),
     "rich": ("harness.runner",),
-    "reference_models": ("reference_models.*", "harness.targets.*", "harness.faults.*"),
+    "reference_models": ("reference_models.*", "harness.targets.*", "harness.checkpoints.*", "harness.faults.*"),
+    "huggingface_hub": ("harness.checkpoints.locate",),
 }
 
 

@@ -1,4 +1,4 @@
-"""Programs at the edges, written by hand, under every property and on every variant of every family."""
+"""Programs at the edges, written by hand, under every property, on configurations of every family and both caches."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ OWNED = Program(
 @pytest.mark.parametrize("name", EDGES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_property_breaks(family: str, name: str) -> None:
-    for target in targets(family):
+    for target in targets(family)[::2]:
         judge = judge_program(target, EDGES[name], properties.ALL)
         assert len(judge.run.steps) == len(EDGES[name].operations)
 
@@ -78,7 +78,7 @@ def test_the_scheduler_leaves_a_model_owned_sequence_alone(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_offset_mask_breaks_wherever_offset_and_live_length_differ(family: str) -> None:
     """An error in exactly those edge programs in which a chunk follows a front trim."""
-    for target in targets(family, "offset"):
+    for target in targets(family, "offset")[:4]:
         for name, program in EDGES.items():
             expected = any(
                 step.before.trimmed and isinstance(step.operation, (Prefill, Chunk))

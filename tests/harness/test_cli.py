@@ -261,7 +261,19 @@ def test_help_and_version_are_clean(option: str, capsys: pytest.CaptureFixture[s
 def test_a_run_with_the_bug_leaves_reports_and_traces_that_replay(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    arguments = ["run", "--families", f"{FAMILY}, {FAMILY}", "--policy", "offset", "--seed", "3", "--out", "o"]
+    arguments = [
+        "run",
+        "--families",
+        f"{FAMILY}, {FAMILY}",
+        "--policy",
+        "offset",
+        "--seed",
+        "3",
+        "--profile",
+        "smoke",
+        "--out",
+        "o",
+    ]
     assert cli.main(arguments) == 1
     out, err = capsys.readouterr()
     assert err == "" and "seed 3, policy offset" in out and "FAIL  mask_key_axis_equals_live_keys" in out
@@ -278,7 +290,7 @@ def test_a_run_with_the_bug_leaves_reports_and_traces_that_replay(
 
 @pytest.mark.usefixtures("_small")
 def test_a_run_without_the_bug_has_a_control_that_found_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code = cli.main(["run", "--families", FAMILY, "--no-strict", "--out", "o"])
+    code = cli.main(["run", "--families", FAMILY, "--no-strict", "--profile", "smoke", "--out", "o"])
     report = json.loads((tmp_path / "o" / "families" / f"{FAMILY}.json").read_text())
     assert (code, report["findings"], report["partial"]) == (0, [], False)
     assert report["control"] is not None and "mask_key_axis" in json.dumps(report["control"])
@@ -317,7 +329,9 @@ def test_an_interrupted_run_leaves_a_report_marked_partial(number: signal.Signal
 
 
 @pytest.mark.parametrize(
-    "arguments", [("properties",), ("run", "--families", FAMILY, "--out", "o")], ids=["properties", "run"]
+    "arguments",
+    [("properties",), ("run", "--families", FAMILY, "--profile", "smoke", "--out", "o")],
+    ids=["properties", "run"],
 )
 def test_a_reader_that_has_seen_enough_is_no_error(arguments: tuple[str, ...]) -> None:
     process = start(*arguments)
@@ -335,7 +349,7 @@ def piped(line: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_run_that_finds_something_says_so_to_whoever_reads_on(tmp_path: Path) -> None:
-    done = piped(f"run --families {FAMILY} --policy offset --out o | head -1")
+    done = piped(f"run --families {FAMILY} --profile smoke --policy offset --out o | head -1")
     assert (done.returncode, done.stderr) == (1, "") and done.stdout.count("\n") == 1
     assert json.loads((tmp_path / "o" / "families" / f"{FAMILY}.json").read_text())["verdict"] == "FAIL"
 
@@ -344,8 +358,12 @@ def test_a_full_disk_under_the_output_is_unusable_and_keeps_the_reports(tmp_path
     full = "kv-harness: error: cannot write to standard output: No space left on device\n"
     for line, code, told in (
         ("properties > /dev/full", 2, full),
-        (f"run --families {FAMILY} --no-strict --out o > /dev/full", 2, full),
-        (f"run --families {FAMILY} --policy offset --out p > /dev/full", 1, ""),  # a finding weighs more
+        (f"run --families {FAMILY} --profile smoke --no-strict --out o > /dev/full", 2, full),
+        (
+            f"run --families {FAMILY} --profile smoke --policy offset --out p > /dev/full",
+            1,
+            "",
+        ),  # a finding weighs more
     ):
         done = piped(line)
         assert (done.returncode, done.stderr) == (code, told)

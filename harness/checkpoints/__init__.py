@@ -1,0 +1,33 @@
+"""Checkpoints: find, check, identify, digest, load, synthesise.
+
+``open_checkpoint(path or hub id)`` -> Checkpoint, ``load_model(checkpoint)`` -> our model with its weights,
+``fingerprint(checkpoint)``, ``synthesise(family, folder)``. Whatever is wrong with a checkpoint is a CheckpointError
+of one line.
+"""
+
+from harness.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from harness.checkpoints.description import as_dict, describe
+from harness.checkpoints.errors import CheckpointError
+from harness.checkpoints.fingerprint import Fingerprint, fingerprint
+from harness.checkpoints.loading import check, load_model, not_a_number
+from harness.checkpoints.logits import check_ids, greedy, logits
+from harness.checkpoints.synthesis import synthesise
+from reference_models.registry import UnknownFamily
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "Fingerprint",
+    "UnknownFamily",
+    "as_dict",
+    "check",
+    "check_ids",
+    "describe",
+    "fingerprint",
+    "greedy",
+    "load_model",
+    "logits",
+    "not_a_number",
+    "open_checkpoint",
+    "synthesise",
+]

@@ -1,0 +1,134 @@
+"""What a checkpoint is, decided from its config and its weight names; nothing of its weights is read for that."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.checkpoints.errors import CheckpointError, read_json
+from harness.checkpoints.locate import locate
+from harness.checkpoints.quantisation import Quantisation, read_quantisation
+from harness.checkpoints.safetensors import Tensor
+from harness.checkpoints.weights import Weights, read_weights
+from reference_models.hf import ConfigError, claimed_families, config_from_json, contradiction
+from reference_models.hf.names import DERIVED, canonical, is_vision
+
+#: Types that a weight may have; U32 only where it is packed.
+FLOATS = ("F32", "F16", "BF16")
+_LAYER = re.compile(r"^model\.layers\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An identified checkpoint: files checked, family settled, weights unread.
+
+    ``text`` and ``vision`` map canonical names to tensors; ``notes`` are for a reader.
+    """
+
+    path: Path
+    name: str
+    config: dict[str, Any]
+    config_bytes: bytes
+    family: str
+    model_config: Any
+    quantisation: Quantisation | None
+    weights: Weights
+    text: dict[str, Tensor]
+    vision: dict[str, Tensor]
+    notes: tuple[str, ...]
+
+    @property
+    def config_path(self) -> Path:
+        """The config.json."""
+        return self.path / "config.json"
+
+    @property
+    def dtypes(self) -> dict[str, int]:
+        """Tensors of each type, the most frequent first."""
+        counts = Counter(tensor.dtype for tensor in self.weights.tensors.values())
+        return dict(counts.most_common())
+
+
+def open_checkpoint(where: str | Path, revision: str = "main") -> Checkpoint:
+    """Find, check and identify a checkpoint (a directory or a hub id). CheckpointError names file and key."""
+    location = locate(str(where), revision)
+    path = location.path
+    config_path = path / "config.json"
+    if not config_path.exists():
+        raise CheckpointError(f"{config_path}: missing; a checkpoint is a directory with config.json and .safetensors")
+    config, raw = read_json(config_path)
+    try:
+        # Once without the weights: an unknown model is said before a broken shard of it.
+        config_from_json(config)
+    except ConfigError as error:
+        raise CheckpointError(f"{config_path}: {error}{_called(location.name)}") from error
+    weights = read_weights(path)
+    text, vision = _sort(weights.tensors.values())
+    has_lm_head = "lm_head.weight" in text
+    family, model_config, notes = config_from_json(config, has_lm_head)
+    _check_identity(config_path, family, model_config, text, location.name)
+    if has_lm_head and model_config.tie_word_embeddings:
+        tensor = text.pop("lm_head.weight")
+        for packed in ("lm_head.scales", "lm_head.biases"):
+            text.pop(packed, None)
+        notes += (f"{tensor.name} is not used: the config ties the output to the embedding",)
+    return Checkpoint(
+        path=path,
+        name=location.name,
+        config=config,
+        config_bytes=raw,
+        family=family,
+        model_config=model_config,
+        quantisation=read_quantisation(config, str(config_path)),
+        weights=weights,
+        text=text,
+        vision=vision,
+        notes=notes,
+    )
+
+
+def _sort(tensors: Iterable[Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Text and vision tensors by canonical name. CheckpointError if two names mean the same weight."""
+    text: dict[str, Tensor] = {}
+    vision: dict[str, Tensor] = {}
+    for tensor in tensors:
+        name = canonical(tensor.name)
+        if DERIVED.search(name):
+            continue
+        side = vision if is_vision(name) else text
+        if name in side:
+            other = side[name]
+            raise CheckpointError(
+                f"{tensor.file}: duplicate key {tensor.name!r:.200}: {other.name!r:.200} in {other.file.name} "
+                "is the same weight"
+            )
+        side[name] = tensor
+    return text, vision
+
+
+def _check_identity(path: Path, family: str, config: Any, text: dict[str, Tensor], name: str) -> None:
+    wrong = contradiction(family, text)
+    if wrong:
+        raise CheckpointError(f"{path}: {wrong}{_called(name)}")
+    claimed = claimed_families(name)
+    if claimed and family not in claimed:
+        raise CheckpointError(
+            f"{path}: the checkpoint is called {name!r:.100}, which says {' or '.join(claimed)}, but config and "
+            f"weights are of {family}; rename it if its content is what you mean"
+        )
+    deepest = max((int(match[1]) for key in text if (match := _LAYER.match(key))), default=-1)
+    if deepest >= config.num_hidden_layers:
+        key = next(tensor.name for key, tensor in text.items() if key.startswith(f"model.layers.{deepest}."))
+        raise CheckpointError(
+            f"{path}: num_hidden_layers is {config.num_hidden_layers}, but there is an unexpected key {key!r:.200}"
+        )
+
+
+def _called(name: str) -> str:
+    """A remark for an error, when the name claims what the content is not."""
+    claimed = claimed_families(name)
+    return f" (it is called {name!r:.100}, which says {' or '.join(claimed)}: a name proves nothing)" if claimed else ""

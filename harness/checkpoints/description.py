@@ -1,0 +1,121 @@
+"""What ``kv-harness identify`` prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from harness.checkpoints.checkpoint import Checkpoint
+from harness.checkpoints.fingerprint import Fingerprint
+from harness.checkpoints.safetensors import Tensor
+from reference_models.registry import OPTIONS, limits
+
+_SIZES = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "n_routed_experts",
+    "num_experts",
+    "num_experts_per_tok",
+    "kv_lora_rank",
+    "q_lora_rank",
+    "tie_word_embeddings",
+)
+
+
+def parameters(checkpoint: Checkpoint) -> int:
+    """Numbers of the model, packed ones counted unpacked, scales and biases of packings not at all."""
+    total = 0
+    text = checkpoint.text | checkpoint.vision
+    for name, tensor in text.items():
+        stem = name.rpartition(".")[0]
+        scales = text.get(f"{stem}.scales")
+        if scales is not None and name != f"{stem}.bias":
+            if name == f"{stem}.weight" and checkpoint.quantisation is not None:
+                total += math.prod(tensor.shape) * 32 // _bits(checkpoint, stem, tensor, scales)
+            continue
+        total += math.prod(tensor.shape)
+    return total
+
+
+def _bits(checkpoint: Checkpoint, stem: str, weight: Tensor, scales: Tensor) -> int:
+    """Bits per number: from the config's word on this layer, or from the shapes under the default group size."""
+    quantisation = checkpoint.quantisation
+    assert quantisation is not None
+    if packing := quantisation.layers.get(stem):
+        return packing.bits
+    group = quantisation.default.group_size
+    return max(weight.shape[-1] * 32 // max(scales.shape[-1] * group, 1), 1)
+
+
+def describe(checkpoint: Checkpoint, digests: Fingerprint) -> str:
+    """Family, variant, quantisation, sizes, fingerprint, and what can be checked; aligned lines."""
+    config = checkpoint.model_config
+    sizes = {name: getattr(config, name) for name in _SIZES if hasattr(config, name)}
+    kinds = ", ".join(f"{dtype} x {count}" for dtype, count in checkpoint.dtypes.items())
+    weights = checkpoint.weights
+    rows = [
+        ("checkpoint", checkpoint.name),
+        ("family", checkpoint.family),
+        ("variant", variant(checkpoint)),
+        ("quantisation", checkpoint.quantisation.text() if checkpoint.quantisation else "none"),
+        ("parameters", f"{parameters(checkpoint):,}"),
+        (
+            "weights",
+            f"{weights.bytes:,} bytes in {len(weights.files)} file(s), {len(weights.tensors)} tensors: {kinds}",
+        ),
+        ("vision", f"{len(checkpoint.vision)} tensors" if checkpoint.vision else "none"),
+        *((name, str(value)) for name, value in sizes.items()),
+        ("fingerprint", f"sha256:{digests.digest}"),
+        *((f"  {name}", digest) for name, digest in digests.files.items()),
+        *(("checks", text) for text in _checks(checkpoint)),
+        *(("not checked", text) for text in _unchecked(checkpoint)),
+        *(("note", note) for note in checkpoint.notes),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+
+
+def variant(checkpoint: Checkpoint) -> str:
+    """What tells this model from others of its family: its own type, and the layers that have attention."""
+    kind = str(checkpoint.config.get("model_type"))
+    attention = getattr(checkpoint.model_config, "attention_layers", None)
+    if attention is None:
+        return f"model_type {kind}"
+    return f"model_type {kind}, attention in {len(attention)} of {checkpoint.model_config.num_hidden_layers} layers"
+
+
+def _checks(checkpoint: Checkpoint) -> list[str]:
+    options = [", ".join(f"{k}={v}" for k, v in option.items()) for option in OPTIONS.get(checkpoint.family, ())]
+    what = "text logits of the reference engine"
+    return [f"{what} ({'; '.join(options)})" if options else what]
+
+
+def _unchecked(checkpoint: Checkpoint) -> list[str]:
+    return list(limits(checkpoint.family)) if checkpoint.vision or _asks_for_images(checkpoint.config) else []
+
+
+def _asks_for_images(config: dict[str, Any]) -> bool:
+    return "vision_config" in config
+
+
+def as_dict(checkpoint: Checkpoint, digests: Fingerprint) -> dict[str, Any]:
+    """The same for a machine: JSON-able."""
+    return {
+        "name": checkpoint.name,
+        "family": checkpoint.family,
+        "variant": variant(checkpoint),
+        "quantisation": checkpoint.quantisation.text() if checkpoint.quantisation else None,
+        "config": dataclasses.asdict(checkpoint.model_config),
+        "parameters": parameters(checkpoint),
+        "bytes": checkpoint.weights.bytes,
+        "vision_tensors": len(checkpoint.vision),
+        "fingerprint": {"sha256": digests.digest, "files": dict(digests.files)},
+        "notes": list(checkpoint.notes),
+    }

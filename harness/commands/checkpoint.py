@@ -1,0 +1,154 @@
+"""``kv-harness synth | identify | logits``: checkpoints on disk or on the hub.
+
+Exit code 0, or 2 with one line that names file and key. Notes and warnings go to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness.commands import UsageError
+
+_IMAGES = ("pixel_values", "image_grid_thw")
+
+
+def register(commands: Any, device_option: Callable[[argparse.ArgumentParser], None]) -> None:
+    """Add the commands to the subparsers of the command line."""
+    synth = commands.add_parser("synth", help="write a small random checkpoint of a family")
+    synth.add_argument("family")
+    synth.add_argument("dir", type=Path, help="a new or empty directory")
+    synth.add_argument("--bits", type=int, metavar="N", help="quantise as MLX does: 2, 3, 4, 5, 6 or 8")
+    synth.add_argument("--seed", type=int, default=0, metavar="N", help="of the weights (default: 0)")
+    synth.add_argument("--layout", choices=("hf", "mlx"), help="default: mlx with --bits, else what most loaders read")
+    synth.add_argument(
+        "--sizes", choices=("tiny", "published"), default="tiny", help="published: real dims, few layers"
+    )
+    synth.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="default: by --sizes")
+    synth.set_defaults(act=_synth)
+
+    identify = commands.add_parser("identify", help="say what a checkpoint is, with its fingerprint")
+    identify.add_argument("path", help="a directory or a hub id")
+    identify.add_argument("--json", action="store_true", help="for a machine")
+    identify.set_defaults(act=_identify)
+
+    logits = commands.add_parser("logits", help="logits of a checkpoint for given token ids")
+    logits.add_argument("path", help="a directory or a hub id")
+    logits.add_argument("--input", type=Path, required=True, metavar="FILE.npz", help="ids [B, T]")
+    logits.add_argument("--output", type=Path, required=True, metavar="FILE.npz", help="logits [B, T, V], float32")
+    logits.add_argument("--engine", choices=("reference",), default="reference")
+    logits.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="default: as stored")
+    device_option(logits)
+    logits.set_defaults(act=_logits)
+
+
+def _checkpoints() -> Any:
+    """The package, loaded when a command needs it: it brings MLX."""
+    try:
+        from harness import checkpoints
+    except ImportError as error:
+        raise UsageError(f"MLX cannot be loaded ({error}); on Linux install 'mlx[cpu]', on macOS 'mlx'") from error
+    return checkpoints
+
+
+def _open(path: str) -> Any:
+    package = _checkpoints()
+    try:
+        checkpoint = package.open_checkpoint(path)
+        package.check(checkpoint)
+    except package.CheckpointError as error:
+        raise UsageError(str(error)) from error
+    for note in checkpoint.notes:
+        print(f"note: {checkpoint.config_path}: {note}", file=sys.stderr)
+    return checkpoint
+
+
+def _synth(arguments: argparse.Namespace) -> int:
+    package = _checkpoints()
+    if not 0 <= arguments.seed < 2**32:
+        raise UsageError(f"argument --seed: must lie in [0, 2**32), got {arguments.seed}")
+    try:
+        package.synthesise(
+            arguments.family,
+            arguments.dir,
+            bits=arguments.bits,
+            seed=arguments.seed,
+            layout=arguments.layout,
+            sizes=arguments.sizes,
+            dtype=arguments.dtype,
+        )
+        checkpoint = package.open_checkpoint(arguments.dir)
+    except (package.CheckpointError, package.UnknownFamily) as error:
+        raise UsageError(str(error)) from error
+    print(f"{checkpoint.family}: {checkpoint.weights.bytes:,} bytes of weights in {arguments.dir}")
+    return 0
+
+
+def _identify(arguments: argparse.Namespace) -> int:
+    package = _checkpoints()
+    checkpoint = _open(arguments.path)
+    try:
+        digests = package.fingerprint(checkpoint)
+    except package.CheckpointError as error:
+        raise UsageError(str(error)) from error
+    if arguments.json:
+        print(json.dumps(package.as_dict(checkpoint, digests), indent=2))
+    else:
+        print(package.describe(checkpoint, digests))
+    return 0
+
+
+def _logits(arguments: argparse.Namespace) -> int:
+    import numpy as np
+
+    package = _checkpoints()
+    if arguments.device is not None:
+        from harness.targets import reference
+
+        try:
+            reference.use_device(arguments.device)
+        except reference.TargetError as error:
+            raise UsageError(f"argument --device: {error}") from error
+    ids = _ids(arguments.input)
+    checkpoint = _open(arguments.path)
+    try:
+        package.check_ids(ids, checkpoint.model_config.vocab_size)
+    except package.CheckpointError as error:
+        raise UsageError(f"{arguments.input}: {error}") from error
+    try:
+        model = package.load_model(checkpoint, arguments.dtype)
+        for name in package.not_a_number(model):
+            print(f"warning: {checkpoint.path}: {name} holds NaN or infinity", file=sys.stderr)
+        out = package.logits(model, ids)
+    except package.CheckpointError as error:
+        raise UsageError(str(error)) from error
+    try:
+        with arguments.output.open("wb") as file:  # a file object: savez would add a suffix to a name
+            np.savez(file, logits=out)
+    except OSError as error:
+        raise UsageError(f"{arguments.output}: cannot be written: {error.strerror or error}") from error
+    print(f"{arguments.output}: logits {list(out.shape)} of {checkpoint.family}")
+    return 0
+
+
+def _ids(path: Path) -> Any:
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            if not hasattr(data, "files"):
+                raise UsageError(f"{path}: is not an .npz file")
+            if images := [name for name in _IMAGES if name in data.files]:
+                raise UsageError(f"{path}: {images[0]}: the reference models have no vision tower yet; give ids alone")
+            if "ids" not in data.files:
+                raise UsageError(f"{path}: holds no array called ids; it has {', '.join(data.files) or 'none'}")
+            return data["ids"]
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, zipfile.BadZipFile, EOFError) as error:
+        raise UsageError(f"{path}: is not an .npz file: {error}") from error

@@ -1,0 +1,171 @@
+"""Our weights and our Config in the form of a published checkpoint: the inverse of ``names`` and ``configs``.
+
+The config is written in the dialect that both transformers 4 and 5 and mlx-lm read: ``rope_theta`` and
+``rope_scaling`` beside the other fields (Mistral 4: ``rope_parameters``, the only form it was published in).
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Literal, get_args
+
+import mlx.core as mx
+
+from reference_models.hf.sizes import SPECIAL
+from reference_models.quantised import Packing
+
+Layout = Literal["hf", "mlx"]
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+
+_VISION_FAMILIES = ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
+_EXPERT = re.compile(r"^(.*\.mlp)\.experts\.(gate|up|down)_proj$")
+_NEVER_PACKED = re.compile(r"(norm\.weight|\.bias)$|^(model\.)?visual\.")
+ROUTER_BITS = 8  # mlx-lm gives the routers of this kind 8 bits, whatever the rest has
+
+ARCHITECTURES = {
+    "mistral4": "Mistral4ForCausalLM",
+    "nemotron_nas": "DeciLMForCausalLM",
+    "qwen2_vl": "Qwen2VLForConditionalGeneration",
+    "qwen3_vl": "Qwen3VLForConditionalGeneration",
+    "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
+}
+#: Families that transformers does not have: their Hugging Face names are those of code inside the checkpoint.
+ONLY_MLX = ("nemotron_nas",)
+
+
+def default_layout(family: str) -> Layout:
+    """The layout that most loaders read."""
+    return "mlx" if family in ONLY_MLX else "hf"
+
+
+def weights_in(layout: Layout, family: str, config: Any, weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """Our parameters under the names, and in the shapes, of a layout; lazy."""
+    made: dict[str, mx.array] = {}
+    for name, array in weights.items():
+        if expert := _EXPERT.match(name):
+            made |= _expert(layout, family, expert[1], expert[2], weights)
+        elif layout == "mlx" and name.endswith("self_attn.kv_b_proj.weight"):
+            made |= _absorbed(name.removesuffix("kv_b_proj.weight"), config, array)
+        elif layout == "mlx":
+            made[re.sub(r"\.(self_attn\.linear|mlp\.linear)_(attn|mlp)\.", r".\1.", name)] = array
+        else:
+            made[name] = array
+    return {_prefixed(layout, family, name): array for name, array in made.items()}
+
+
+def _prefixed(layout: Layout, family: str, name: str) -> str:
+    if family not in _VISION_FAMILIES:
+        return name
+    if layout == "mlx":
+        return name if name.startswith("visual.") else f"language_model.{name}"
+    if name.startswith("visual."):
+        return f"model.{name}"
+    return re.sub(r"^model\.", "model.language_model.", name)
+
+
+def _expert(layout: Layout, family: str, mlp: str, part: str, weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    if layout == "mlx":
+        return {f"{mlp}.switch_mlp.{part}_proj.weight": weights[f"{mlp}.experts.{part}_proj"]}
+    swap = family == "qwen3_vl_moe"  # as published
+    if part == "down":
+        down = weights[f"{mlp}.experts.down_proj"]
+        return {f"{mlp}.experts.down_proj": down.swapaxes(-1, -2) if swap else down}
+    if part == "up":
+        return {}  # comes with the gate
+    fused = mx.concatenate([weights[f"{mlp}.experts.{half}_proj"] for half in ("gate", "up")], axis=1)
+    return {f"{mlp}.experts.gate_up_proj": fused.swapaxes(-1, -2) if swap else fused}
+
+
+def _absorbed(stem: str, config: Any, grown: mx.array) -> dict[str, mx.array]:
+    per_head = grown.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
+    keys, values = mx.split(per_head, [config.qk_nope_head_dim], axis=1)
+    return {f"{stem}embed_q.weight": keys.swapaxes(-1, -2), f"{stem}unembed_out.weight": values}
+
+
+def pack(weights: Mapping[str, mx.array], packing: Packing) -> tuple[dict[str, mx.array], dict[str, Any]]:
+    """Weights of the MLX layout, packed where mlx-lm would, and the ``quantization`` of their config.
+
+    What does not divide into groups is left as it is and named as an exception.
+    """
+    made: dict[str, mx.array] = {}
+    said: dict[str, Any] = {"group_size": packing.group_size, "bits": packing.bits, "mode": "affine"}
+    for name, array in weights.items():
+        stem = name.removesuffix(".weight")
+        if _NEVER_PACKED.search(name) or stem == name:
+            made[name] = array
+            continue
+        own = packing
+        if array.shape[-1] % packing.group_size:
+            made[name], said[stem] = array, False
+            continue
+        if stem.endswith("mlp.gate"):
+            own = Packing(ROUTER_BITS, packing.group_size)
+            said[stem] = {"group_size": own.group_size, "bits": own.bits}
+        packed = mx.quantize(mx.contiguous(array), group_size=own.group_size, bits=own.bits)
+        made |= zip((name, f"{stem}.scales", f"{stem}.biases"), packed, strict=True)
+    return made, said
+
+
+def config_to_json(family: str, config: Any, dtype: str) -> dict[str, Any]:
+    """The config.json of a checkpoint. ``dtype``: of its unpacked weights."""
+    text: dict[str, Any] = {
+        key: list(value) if isinstance(value, tuple) else value for key, value in asdict(config).items()
+    }
+    text.pop("vision", None)  # ours, in a form of our own
+    vision = text.pop("vision_config", None)
+    text["hidden_act"] = "silu"
+    ends: dict[str, Any] = {
+        "bos_token_id": 256 + SPECIAL.index("<|endoftext|>"),
+        "eos_token_id": 256 + SPECIAL.index("<|im_end|>"),
+        "pad_token_id": 256 + SPECIAL.index("<|endoftext|>"),
+    }
+    text |= ends | {"max_position_embeddings": 32768}
+    whole: dict[str, Any] = {"architectures": [ARCHITECTURES[family]], "torch_dtype": dtype}
+    if family not in _VISION_FAMILIES:
+        return whole | text | _own_fields(family, config)
+    scaling = text["rope_scaling"]
+    text["rope_scaling"] = {"rope_type": "default", "mrope_section": list(scaling["mrope_section"])}
+    if scaling["mrope_interleaved"]:
+        text["rope_scaling"]["mrope_interleaved"] = True
+    text |= {"model_type": f"{family}_text", "dtype": dtype} | _own_fields(family, config)
+    return whole | {
+        "model_type": family,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "text_config": text,
+        "vision_config": vision or _vision(family, config),
+        "image_token_id": 256 + SPECIAL.index("<|image_pad|>"),
+        "video_token_id": 256 + SPECIAL.index("<|video_pad|>"),
+        "vision_start_token_id": 256 + SPECIAL.index("<|vision_start|>"),
+        "vision_end_token_id": 256 + SPECIAL.index("<|vision_end|>"),
+    }
+
+
+def _own_fields(family: str, config: Any) -> dict[str, Any]:
+    """What published readers ask for and our Config leaves out."""
+    if family == "mistral4":
+        return {
+            "model_type": "mistral4",
+            "num_key_value_heads": config.num_attention_heads,
+            "qk_head_dim": config.qk_head_dim,
+        }
+    if family == "nemotron_nas":
+        return {"model_type": "nemotron-nas"}
+    if family == "qwen3_vl_moe":
+        return {"norm_topk_prob": True}
+    return {}
+
+
+def _vision(family: str, config: Any) -> dict[str, Any]:
+    """A vision tower as small as its code allows; its weights are not ours to write while no model has it."""
+    if family == "qwen2_vl":
+        return {"depth": 1, "num_heads": 2, "patch_size": 2, "embed_dim": 16, "hidden_size": config.hidden_size}
+    return {
+        "depth": 1,
+        "num_heads": 2,
+        "patch_size": 2,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "out_hidden_size": config.hidden_size,
+        "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0],
+    }
