@@ -60,7 +60,7 @@ PROFILES: dict[str, Profile] = {
     profile.name: profile
     for profile in (
         Profile("smoke", programs=24, operations=6, shrink=False, least=2, patience=1),  # does it run at all?
-        Profile("quick", programs=120, operations=6, shrink=False),
+        Profile("quick", programs=104, operations=5, shrink=False),
         Profile("ci", programs=400, operations=8),
         Profile("nightly", programs=5000, operations=12, remember=True),
     )
