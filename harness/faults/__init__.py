@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from harness.faults.images import IMAGE_FAULTS
 from harness.faults.model import Fault
 from harness.faults.reference import FAULTS, VARIATIONS
 
-__all__ = ["FAULTS", "VARIATIONS", "Fault"]
+__all__ = ["FAULTS", "IMAGE_FAULTS", "VARIATIONS", "Fault"]
