@@ -55,6 +55,7 @@ IMAGE_EDGES: dict[str, Program] = {
     "an image token by token": Program((Prefill(1, media=(Media(0, 2, 2),)), Decode(6), TrimFront(2), Chunk(2))),
     "trim what is there of an image": Program((Prefill(4, media=(Media(1, 2, 3),)), TrimFront(9), Chunk(5), Chunk(2))),
     "roll back into an image": Program((Prefill(8, media=(Media(1, 2, 3),)), Rollback(4), Chunk(3), Decode(1))),
+    "roll back nothing inside an image": Program((Prefill(2, media=(Media(0, 2, 2),)), Rollback(0), Chunk(3))),
     "roll back behind a trim": Program(
         (Prefill(8, media=(Media(1, 2, 3),)), TrimFront(3), Rollback(3), Chunk(3), TrimFront(9), Chunk(2))
     ),

@@ -95,7 +95,7 @@ class ReferenceSession:
     def rollback(self, sequence: int, n: int) -> RemovalObservation:
         seen = self._removal(lambda: self._pool.rollback(self._ids[sequence], n).removed)
         prompt, offset = self._prompts[sequence], self._pool.forward_caches(self._ids[sequence])[0].offset
-        if seen.removed and prompt is not None and offset < prompt.length:
+        if any(seen.removed) and prompt is not None and offset < prompt.length:
             self._prompts[sequence] = prompt.cut(offset) if offset else None
         return seen
 
