@@ -34,7 +34,7 @@ def main() -> int:
     arguments = parser.parse_args()
     profile = PROFILES[arguments.profile]
     rows, failed = [], 0
-    for family, path in [(family, path) for family in arguments.families for path in paths(family)]:
+    for family, path in [(each, path) for each in arguments.families for path in paths(each)]:
         name = report_name(family, path)
         caught, longest, latest, clean, programs, fewest = 0, 0, 0, 0, 0, None
         for seed in range(arguments.seeds):
