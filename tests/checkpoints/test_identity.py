@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
@@ -221,6 +222,63 @@ def test_the_hub_cache_is_found_before_the_network(
     assert open_checkpoint("some/model").family == "mistral4"  # an existing path comes first
 
 
+def _lose_blob(snapshot: Path, name: str) -> None:
+    (snapshot / name).resolve().unlink()
+
+
+def _lose_link(snapshot: Path, name: str) -> None:
+    (snapshot / name).unlink()
+
+
+@pytest.mark.parametrize("lose", [_lose_blob, _lose_link])
+@pytest.mark.parametrize(
+    ("file", "sharded"),
+    [
+        ("config.json", True),
+        ("model-00002", True),
+        ("model.safetensors.index.json", True),
+        ("model.safetensors", False),
+        ("tokenizer.json", False),
+    ],
+)
+def test_a_hub_cache_with_holes_is_not_a_checkpoint(
+    lose: Callable[[Path, str], None],
+    file: str,
+    sharded: bool,
+    synth: Synth,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = synth("qwen3_vl", shard_bytes=60_000 if sharded else 1 << 30)
+    snapshot = _as_hub(folder, tmp_path / "hub", "some/model")
+    name = next(path.name for path in sorted(snapshot.iterdir()) if path.name.startswith(file))
+    lose(snapshot, name)
+    if file == "model.safetensors.index.json" and lose is _lose_link:
+        lose(snapshot, name := sorted(path.name for path in snapshot.glob("*.safetensors"))[2])
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    whole = file == "tokenizer.json" and lose is _lose_link  # nothing says that a checkpoint has one
+    if whole:
+        assert open_checkpoint("some/model").path == snapshot
+        return
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint("some/model")
+    said = str(caught.value)
+    assert f"some/model: no such directory, incomplete in the hub's cache ({snapshot / name} is missing)" in said
+    assert "HF_HUB_OFFLINE is set" in said and "\n" not in said
+
+    def snapshot_download(repository: str, **options: object) -> str:
+        (snapshot / name).unlink(missing_ok=True)
+        shutil.copy(folder / name, snapshot / name)
+        return str(snapshot)
+
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(snapshot_download=snapshot_download))
+    check(open_checkpoint("some/model"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    check(open_checkpoint("some/model"))
+
+
 def test_downloads_go_through_the_hubs_client(synth: Synth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
@@ -235,7 +293,7 @@ def test_downloads_go_through_the_hubs_client(synth: Synth, tmp_path: Path, monk
     monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(snapshot_download=snapshot_download))
     assert open_checkpoint("some/model").name == "some/model"
     assert asked[0][:2] == ("some/model", "main") and not any("py" in pattern for pattern in asked[0][2])  # type: ignore[attr-defined]
-    with pytest.raises(CheckpointError, match=r"some/broken: .*cannot be downloaded: no route to host"):
+    with pytest.raises(CheckpointError, match=r"some/broken: .*not in .*cannot be downloaded: no route to host"):
         open_checkpoint("some/broken")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(CheckpointError, match="pip install huggingface_hub"):
