@@ -130,8 +130,8 @@ def test_every_layout_holds_the_same_tower(family: str, layout: str, synth: Synt
 
 
 def everything(path: str, module: Any) -> Any:
-    """A recipe that packs the tower too: 8 bits in its blocks, 4 elsewhere, its mergers left alone."""
-    if not hasattr(module, "to_quantized") or module.weight.shape[-1] % 32 or "merger" in path:
+    """A recipe that packs the tower too: 8 bits there, 4 elsewhere, the output of its attention left alone."""
+    if not hasattr(module, "to_quantized") or module.weight.shape[-1] % 32 or path.endswith("attn.proj"):
         return False
     return {"group_size": 32, "bits": 8 if "vision_tower" in path else 4}
 
