@@ -184,6 +184,12 @@ class Target(Protocol):
         """The model layer of every attention call of a forward, in call order (= of every cache)."""
         ...
 
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Of every attention layer, as many and in that order: how many keys a token may see there, its own included
+        (the window counts absolute positions); None for all."""
+        ...
+
     def open(self, owners: tuple[Owner, ...]) -> Session: ...
 
     def renew(self) -> None:

@@ -37,7 +37,7 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
     "mistral4": (
         "published as text_config of mistral3: the pixtral vision tower beside it is not modelled, so no images",
     ),
-    "qwen2_vl": (_TEXT_PATH, _PATCHES, "sliding-window layers are not modelled"),
+    "qwen2_vl": (_TEXT_PATH, _PATCHES),
     "qwen3_vl": (_TEXT_PATH, _PATCHES),
     "qwen3_vl_moe": (_TEXT_PATH, _PATCHES),
 }
@@ -52,7 +52,8 @@ class ReferenceModel(Protocol):
     """What every ``Model`` offers."""
 
     attention_layers: tuple[int, ...]
-    """Model layer of every attention call, in call order, and so of every cache."""
+    """Model layer of every attention call, in call order, and so of every cache. A model with sliding windows also has
+    ``windows``, as long: how many keys a token sees there, its own included, None for all."""
 
     def make_caches(self, storage: Storage = "rows") -> list[KVCache]:
         """Empty caches, one per attention layer."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from harness.faults import reference, windows
 from harness.faults.model import Fault
-from harness.faults.reference import FAULTS, VARIATIONS
+from harness.faults.reference import VARIATIONS
+
+FAULTS: tuple[Fault, ...] = reference.FAULTS + windows.FAULTS
 
 __all__ = ["FAULTS", "VARIATIONS", "Fault"]

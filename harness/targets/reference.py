@@ -142,6 +142,11 @@ class ReferenceTarget:
     def attention_layers(self) -> tuple[int, ...]:
         return tuple(_model(self.variant, self.weights_seed).attention_layers)
 
+    @functools.cached_property
+    def windows(self) -> tuple[int | None, ...]:
+        whole = (None,) * len(self.attention_layers)
+        return tuple(getattr(_model(self.variant, self.weights_seed), "windows", whole))
+
     def describe(self) -> dict[str, Any]:
         """The configuration and options, JSON-able."""
         return {"config": dataclasses.asdict(self.variant.config), "options": dict(self.variant.options)}

@@ -19,6 +19,10 @@ class CacheLengths(Protocol):
     def live_len(self) -> int:
         """Number of keys held."""
 
+    @property
+    def positions(self) -> mx.array:
+        """Absolute positions of the keys held, in slot order: int32 ``[live_len]``."""
+
 
 def causal_mask(l: int, before: int, window: int | None = None) -> mx.array:
     """Causal mask for l new tokens behind ``before`` keys.
@@ -81,6 +85,11 @@ def key_axis_before(cache: CacheLengths, policy: MaskPolicy) -> int:
 def chunk_mask(l: int, cache: CacheLengths, policy: MaskPolicy = "live", window: int | None = None) -> mx.array | None:
     """Full-width mask for a forward of l tokens through a dense cache; call it before the append.
 
+    A window counts absolute positions, not slots: the two agree as long as what is held is contiguous, and behind kept
+    sinks they do not. Keys keep the rotation of their position, so the distance that RoPE shows attention is the
+    distance of positions; a window over slots would show keys from further back than the layer was trained on, and
+    which ones would depend on what was trimmed. Sinks that fall out of the window are hidden.
+
     Args:
         l: queries, in tokens, >= 1.
         cache: the cache that the forward will append to.
@@ -88,17 +97,24 @@ def chunk_mask(l: int, cache: CacheLengths, policy: MaskPolicy = "live", window:
         window: as in ``causal_mask``.
 
     Returns:
-        None for one token without a window (it sees every key), else bool
-        ``[l, key_axis_before(cache, policy) + l]``.
+        None for one token that sees every key, else bool ``[l, key_axis_before(cache, policy) + l]``: True iff the
+        key's position p and the query's q satisfy ``p <= q`` and, with a window, ``p > q - window``. The policy
+        "offset" takes slot i for position i, as if everything ever written were still there.
 
     Raises:
         ValueError: the policy is unknown or an argument is out of range.
     """
     before = key_axis_before(cache, policy)
     _check(l, before, window)
-    if l == 1 and window is None:
+    if window is None:
+        return None if l == 1 else causal_mask(l, before)
+    held = cache.positions if policy == "live" else mx.arange(before, dtype=mx.int32)
+    query = mx.arange(cache.offset, cache.offset + l, dtype=mx.int32)
+    key = mx.concatenate([held, query])[None, :]
+    if l == 1 and (not before or (held[0] > cache.offset - window).item()):  # the first is the oldest
         return None
-    return causal_mask(l, before, window)
+    query = query[:, None]
+    return (key <= query) & (key > query - window)
 
 
 def _check(l: int, before: int, window: int | None) -> None:

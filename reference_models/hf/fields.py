@@ -19,6 +19,7 @@ LARGEST: Mapping[str, int] = {
     "num_hidden_layers": 1 << 12,
     "num_attention_heads": 1 << 16,
     "num_key_value_heads": 1 << 16,
+    "sliding_window": 1 << 40,
 }
 LARGEST_OTHER = 1 << 16
 LARGEST_CONTEXT = 1 << 40

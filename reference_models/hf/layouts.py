@@ -113,6 +113,9 @@ def config_to_json(family: str, config: Any, dtype: str) -> dict[str, Any]:
     }
     text.pop("vision", None)  # ours, in a form of our own
     vision = text.pop("vision_config", None)
+    if not text.get("use_sliding_window", True):  # the rest says nothing then
+        for name in ("sliding_window", "max_window_layers", "layer_types"):
+            del text[name]
     text["hidden_act"] = "silu"
     ends: dict[str, Any] = {
         "bos_token_id": 256 + SPECIAL.index("<|endoftext|>"),
