@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import properties
-from harness.campaign import CampaignResult, FoundBug, run_campaign
+from harness.campaign import CampaignResult, FoundBug, derive_seed, run_campaign
 from harness.execution import execute
 from harness.findings import Verdict
 from harness.profiles import Profile
@@ -60,12 +60,13 @@ def run_families(
     code = 0
     for family in families:
         with _progress(family, profile.programs) as advance:
-            result, control = _measure(family, profile, seed, policy, advance)
+            targets = family_targets(family, policy, profile, seed)
+            result, control = _measure(family, targets, profile, seed, policy, advance)
         command = f"kv-harness run --families {family} --profile {profile.name} --seed {seed} --policy {policy}" + (
             f" --device {device}" if device else ""
         )
         with INTERRUPTS.deferred():
-            data = _write(family, policy, result, control, used, out, command)
+            data = _write(family, targets, policy, result, control, used, out, command)
         records.append(data)
         for found in data["findings"]:
             print(_finding_text(found))
@@ -85,21 +86,29 @@ def run_families(
     return int(code)
 
 
+def family_targets(
+    family: str, policy: Literal["live", "offset"], profile: Profile, seed: int
+) -> tuple[reference.ReferenceTarget, ...]:
+    """What a run of the family judges: all that is built in, and the configurations that this seed draws."""
+    drawn = reference.drawn_variants(family, derive_seed(seed, family, "configurations"), profile.configurations)
+    return reference.targets(family, policy, weights_seed=seed, drawn=drawn)
+
+
 def _measure(
     family: str,
+    targets: Sequence[reference.ReferenceTarget],
     profile: Profile,
     seed: int,
     policy: Literal["live", "offset"],
     advance: Callable[[int], None],
 ) -> tuple[CampaignResult, CampaignResult | None]:
     database = DATABASE if profile.remember else None
-    targets = reference.targets(family, policy, weights_seed=seed)
     result = run_campaign(family, targets, properties.ALL, profile, seed, database=database, progress=advance)
     if policy == "offset" or result.partial:
         return result, None
     control = run_campaign(
         f"{family}_control",
-        reference.targets(family, "offset", weights_seed=seed),
+        family_targets(family, "offset", profile, seed),
         [properties.BY_ID[CONTROL]],
         profile,
         seed,
@@ -113,6 +122,7 @@ def _measure(
 
 def _write(
     family: str,
+    targets: Sequence[reference.ReferenceTarget],
     policy: str,
     result: CampaignResult,
     control: CampaignResult | None,
@@ -121,13 +131,18 @@ def _write(
     command: str,
 ) -> dict[str, Any]:
     replays = {bug.finding.property_id: _write_finding(bug, used, out) for bug in result.found}
-    targets = reference.targets(family)
     data = family_record(
         result,
         family=family,
         policy=policy,
         configurations=[
-            {"variant": target.variant.name, "storage": target.storage, **target.describe()} for target in targets
+            {
+                "variant": target.variant.name,
+                "storage": target.storage,
+                "drawn": target.variant.drawn,
+                **target.describe(),
+            }
+            for target in targets
         ],
         control=control,
         device=reference.device(),

@@ -64,16 +64,22 @@ class ReferenceModel(Protocol):
 
 @dataclass(frozen=True)
 class Variant:
-    """One buildable model: a tiny configuration of a family and the constructor options."""
+    """One buildable model: a tiny configuration of a family and the constructor options. ``drawn``: its name says
+    nothing, the configuration is all there is (see ``reference_models.drawn``)."""
 
     family: str
     name: str
     config: Any
     options: Mapping[str, str] = field(default_factory=dict, hash=False)
+    drawn: bool = False
+
+    def model(self) -> Any:
+        """The model with the weights that its layers start with, not computed yet."""
+        return _module(self.family).Model(self.config, **self.options)
 
     def build(self, seed: int) -> ReferenceModel:
         """The model with random float32 weights of ``seed``."""
-        model = _module(self.family).Model(self.config, **self.options)
+        model = self.model()
         randomise(model, seed)
         return cast(ReferenceModel, model)
 
@@ -85,6 +91,11 @@ def variants(family: str) -> tuple[Variant, ...]:
         for name, config in _module(family).TINY.items()
         for options in OPTIONS.get(family, ({},))
     )
+
+
+def config_class(family: str) -> type:
+    """The ``Config`` of ``family``. Raises UnknownFamily."""
+    return cast(type, _module(family).Config)
 
 
 def limits(family: str) -> tuple[str, ...]:

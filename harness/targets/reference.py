@@ -22,7 +22,9 @@ from harness.target import (
     TargetIdentity,
 )
 from reference_models import rope
+from reference_models.drawn import drawn_variants, read_variant, variant_to_json
 from reference_models.engine import CachePool, KVCache, MaskPolicy, enforce_max_kv_size
+from reference_models.hf import ConfigError
 from reference_models.registry import FAMILIES, UnknownFamily, Variant, limits, variants
 
 KIND = "reference"
@@ -128,6 +130,7 @@ class ReferenceTarget:
             storage=self.storage,
             weights_seed=self.weights_seed,
             detail=self.describe(),
+            drawn=variant_to_json(self.variant) if self.variant.drawn else None,
         )
 
     @property
@@ -170,24 +173,36 @@ def _numbers(array: mx.array | None) -> np.ndarray[Any, Any]:
     return np.empty((1, 1, 0, 0), np.float32) if array is None else np.array(array.astype(mx.float32))
 
 
-def targets(family: str, policy: MaskPolicy = "live", weights_seed: int = 0) -> tuple[ReferenceTarget, ...]:
-    """Every variant x storage of a family, simplest first. Unknown family: UnknownFamily, with the nearest names."""
-    return tuple(
-        ReferenceTarget(variant, policy, storage, weights_seed) for storage in STORAGES for variant in variants(family)
-    )
+def targets(
+    family: str, policy: MaskPolicy = "live", weights_seed: int = 0, drawn: Sequence[Variant] = ()
+) -> tuple[ReferenceTarget, ...]:
+    """Every variant x storage of a family, simplest first; then the ``drawn`` ones, with the storages in turn.
+
+    Unknown family: UnknownFamily, with the nearest names.
+    """
+    pairs = [(variant, storage) for storage in STORAGES for variant in variants(family)]
+    pairs += [(variant, STORAGES[number % len(STORAGES)]) for number, variant in enumerate(drawn)]
+    return tuple(ReferenceTarget(variant, policy, storage, weights_seed) for variant, storage in pairs)
 
 
 def target_from_identity(data: object) -> ReferenceTarget:
     """Rebuild the target that a trace names. Raises TargetError (or UnknownFamily) with one line."""
     fields = ("kind", "family", "variant", "policy", "storage", "weights_seed")
-    if not isinstance(data, dict) or set(data) != set(fields):
-        raise TargetError(f"a target must be an object with exactly the fields {', '.join(fields)}")
+    if not isinstance(data, dict) or set(data) - {"drawn"} != set(fields):
+        raise TargetError(
+            f"a target must be an object with exactly the fields {', '.join(fields)} (and drawn, if it was)"
+        )
     names = [field for field in fields if field != "weights_seed"]
     if odd := [field for field in names if not isinstance(data[field], str)]:
         raise TargetError(f"a target's {odd[0]} must be text, got {data[odd[0]]!r:.60}")
     if data["kind"] != KIND:
         raise TargetError(f"unknown kind of target {data['kind']!r:.60}; this version knows {KIND!r}")
     known = {variant.name: variant for variant in variants(data["family"])}
+    if "drawn" in data:
+        try:
+            known[data["variant"]] = read_variant(data["family"], data["variant"], data["drawn"])
+        except ConfigError as error:
+            raise TargetError(f"the variant {data['variant']!r:.60} cannot be built: {error}") from error
     if data["variant"] not in known:
         raise TargetError(f"{data['family']} has no variant {data['variant']!r:.60}; it has {', '.join(known)}")
     if data["policy"] not in POLICIES or data["storage"] not in STORAGES:
@@ -219,6 +234,7 @@ __all__ = [
     "TargetError",
     "UnknownFamily",
     "device",
+    "drawn_variants",
     "limits",
     "target_from_identity",
     "targets",
