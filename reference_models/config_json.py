@@ -32,13 +32,13 @@ LARGEST_NUMBER = 1e9
 MOST_ENTRIES = 64
 
 
-def config_to_json(config: Any) -> dict[str, Any]:
+def config_to_fields(config: Any) -> dict[str, Any]:
     """Every field, nested ones as objects and tuples as lists."""
     return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
 
 
 def config_from_fields(kind: type, data: object) -> Any:
-    """The Config of class ``kind`` that ``config_to_json`` wrote.
+    """The Config of class ``kind`` that ``config_to_fields`` wrote.
 
     A field may be missing if it has a default, so that a file outlives a field that was added later. Raises ConfigError
     with one line that names the field.
@@ -48,7 +48,7 @@ def config_from_fields(kind: type, data: object) -> Any:
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
-        return config_to_json(value)
+        return config_to_fields(value)
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 

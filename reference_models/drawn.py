@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from mlx.utils import tree_flatten
 
 from reference_models import registry
-from reference_models.config_json import config_from_fields, config_to_json
+from reference_models.config_json import config_from_fields, config_to_fields
 from reference_models.drawing import draw_config
 from reference_models.hf.fields import ConfigError
 from reference_models.registry import OPTIONS, Variant
@@ -46,7 +46,7 @@ def drawn_variants(family: str, seed: int, count: int) -> tuple[Variant, ...]:
 
 def variant_to_json(variant: Variant) -> dict[str, Any]:
     """Configuration and options; what ``read_variant`` needs beside the name."""
-    return {"config": config_to_json(variant.config), "options": dict(variant.options)}
+    return {"config": config_to_fields(variant.config), "options": dict(variant.options)}
 
 
 def read_variant(family: str, name: str, data: object) -> Variant:

@@ -40,12 +40,8 @@ def causal_mask(l: int, before: int, window: int | None = None) -> mx.array:
         ValueError: an argument is out of range.
     """
     _check(l, before, window)
-    query = mx.arange(before, before + l)[:, None]
-    key = mx.arange(before + l)[None, :]
-    visible = key <= query
-    if window is not None:
-        visible = visible & (key > query - window)
-    return visible
+    key = mx.arange(before + l, dtype=mx.int32)
+    return _visible(key[before:], key, before + l, window)
 
 
 def rotating_mask(l: int, before: int, window: int) -> mx.array:
@@ -108,13 +104,21 @@ def chunk_mask(l: int, cache: CacheLengths, policy: MaskPolicy = "live", window:
     _check(l, before, window)
     if window is None:
         return None if l == 1 else causal_mask(l, before)
+    end = cache.offset + l
+    query = mx.arange(cache.offset, end, dtype=mx.int32)
     held = cache.positions if policy == "live" else mx.arange(before, dtype=mx.int32)
-    query = mx.arange(cache.offset, cache.offset + l, dtype=mx.int32)
-    key = mx.concatenate([held, query])[None, :]
-    if l == 1 and (not before or (held[0] > cache.offset - window).item()):  # the first is the oldest
+    key = mx.concatenate([held, query])
+    if l == 1 and (window >= end or (key[0] > cache.offset - window).item()):  # the first is the oldest
         return None
-    query = query[:, None]
-    return (key <= query) & (key > query - window)
+    return _visible(query, key, end, window)
+
+
+def _visible(query: mx.array, key: mx.array, end: int, window: int | None) -> mx.array:
+    """Which ``key`` each ``query`` sees, both by position, all below ``end``."""
+    visible = key <= query[:, None]
+    if window is None or window >= end:  # it hides nothing, and may not fit in an int32
+        return visible
+    return visible & (key > query[:, None] - window)
 
 
 def _check(l: int, before: int, window: int | None) -> None:

@@ -15,7 +15,7 @@ from reference_models.engine import (
     rotating_mask,
 )
 
-WINDOWS = (None, 1, 2, 3, 4, 5, 6, 12)
+WINDOWS = (None, 1, 2, 3, 4, 5, 6, 12, 2**31, 2**40)
 
 
 @dataclass(frozen=True)
