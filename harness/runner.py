@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import properties
-from harness.campaign import CampaignResult, FoundBug, run_campaign
+from harness.campaign import CampaignResult, FoundBug, derive_seed, run_campaign
 from harness.execution import execute
 from harness.findings import Verdict
 from harness.profiles import Profile
@@ -62,13 +62,14 @@ def run_families(
     for family, path in runs:
         name = report_name(family, path)
         with _progress(name, profile.programs) as advance:
-            result, control = _measure(family, path, profile, seed, policy, advance)
+            targets = family_targets(family, policy, profile, seed, path)
+            result, control = _measure(family, path, targets, profile, seed, policy, advance)
         command = (
             f"kv-harness run --families {family} --path {path} --profile {profile.name} --seed {seed} "
             f"--policy {policy}" + (f" --device {device}" if device else "")
         )
         with INTERRUPTS.deferred():
-            data = _write(family, path, policy, result, control, used, out, command)
+            data = _write(family, path, targets, policy, result, control, used, out, command)
         records.append(data)
         for found in data["findings"]:
             print(_finding_text(found))
@@ -88,23 +89,36 @@ def run_families(
     return int(code)
 
 
+def family_targets(
+    family: str, policy: Literal["live", "offset"], profile: Profile, seed: int, path: TargetPath = "text"
+) -> tuple[reference.ReferenceTarget, ...]:
+    """What a run of the family judges: all that is built in, and the configurations that this seed draws."""
+    drawn = reference.drawn_variants(
+        family,
+        derive_seed(seed, report_name(family, path), "configurations"),
+        profile.configurations,
+        images=path == "images",
+    )
+    return reference.targets(family, policy, seed, path, drawn)
+
+
 def _measure(
     family: str,
     path: TargetPath,
+    targets: Sequence[reference.ReferenceTarget],
     profile: Profile,
     seed: int,
     policy: Literal["live", "offset"],
     advance: Callable[[int], None],
 ) -> tuple[CampaignResult, CampaignResult | None]:
     database = DATABASE if profile.remember else None
-    targets = reference.targets(family, policy, seed, path)
     name = report_name(family, path)
     result = run_campaign(name, targets, properties.ALL, profile, seed, database=database, progress=advance)
     if policy == "offset" or result.partial:
         return result, None
     control = run_campaign(
         f"{name}_control",
-        reference.targets(family, "offset", seed, path),
+        family_targets(family, "offset", profile, seed, path),
         [properties.BY_ID[CONTROL]],
         profile,
         seed,
@@ -119,6 +133,7 @@ def _measure(
 def _write(
     family: str,
     path: TargetPath,
+    targets: Sequence[reference.ReferenceTarget],
     policy: str,
     result: CampaignResult,
     control: CampaignResult | None,
@@ -127,14 +142,19 @@ def _write(
     command: str,
 ) -> dict[str, Any]:
     replays = {bug.finding.property_id: _write_finding(bug, used, out) for bug in result.found}
-    targets = reference.targets(family, path=path)
     data = family_record(
         result,
         family=family,
         policy=policy,
         path=path,
         configurations=[
-            {"variant": target.variant.name, "storage": target.storage, **target.describe()} for target in targets
+            {
+                "variant": target.variant.name,
+                "storage": target.storage,
+                "drawn": target.variant.drawn,
+                **target.describe(),
+            }
+            for target in targets
         ],
         control=control,
         device=reference.device(),

@@ -6,7 +6,7 @@ Python value or a NumPy array, so the judging side needs no MLX and a target may
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol
@@ -150,7 +150,8 @@ class CacheRows:
 
 @dataclass(frozen=True)
 class TargetIdentity:
-    """Which thing is judged. ``detail`` is the JSON-able rest (configuration, options) that rebuilds it."""
+    """Which thing is judged. ``detail`` is the JSON-able rest (configuration, options), to read. ``drawn``: all that
+    rebuilds a variant which was drawn and whose name says nothing; else None."""
 
     kind: str
     family: str
@@ -160,6 +161,7 @@ class TargetIdentity:
     weights_seed: int
     detail: dict[str, Any] = field(default_factory=dict, compare=False)
     path: Path = "text"
+    drawn: dict[str, Any] | None = field(default=None, hash=False)
 
     @property
     def name(self) -> str:
@@ -172,9 +174,9 @@ class TargetIdentity:
         return f"{self.name} variant {self.variant}, {self.storage} cache, weights seed {self.weights_seed}"
 
     def to_json(self) -> dict[str, Any]:
-        """The field ``path`` only where it is not the text path."""
-        path = {} if self.path == "text" else {"path": self.path}
-        return path | {
+        """What a trace keeps of it; ``path`` only where it is not the text path."""
+        named: dict[str, Any] = {} if self.path == "text" else {"path": self.path}
+        named |= {
             "kind": self.kind,
             "family": self.family,
             "variant": self.variant,
@@ -182,6 +184,32 @@ class TargetIdentity:
             "storage": self.storage,
             "weights_seed": self.weights_seed,
         }
+        return named if self.drawn is None else named | {"drawn": self.drawn}
+
+
+def in_words(values: Mapping[str, Any], besides: Mapping[str, Any] | None = None) -> str:
+    """A configuration on one line: ``num_hidden_layers=3 rope_scaling.mrope_section=2,1,1``. Inside a list of objects
+    only what is set is named. ``besides``: leave out what is the same there."""
+    same = dict(_flat(besides or {}, ""))
+    told = [(name, value) for name, value in _flat(values, "") if name not in same or same[name] != value]
+    return " ".join(f"{name}={_word(value)}" for name, value in told)
+
+
+def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _word(value: Any) -> str:
+    if not isinstance(value, (list, tuple)):
+        return f"{value:g}" if isinstance(value, float) else str(value).lower()
+    if not any(isinstance(item, Mapping) for item in value):
+        return ",".join(_word(item) for item in value) or "none"
+    parts = [[(name, set_to) for name, set_to in _flat(item, "") if set_to not in (None, False)] for item in value]
+    return f"[{'; '.join(' '.join(n if v is True else f'{n}={_word(v)}' for n, v in part) for part in parts)}]"
 
 
 class Session(Protocol):
@@ -224,6 +252,12 @@ class Target(Protocol):
     @property
     def attention_layers(self) -> tuple[int, ...]:
         """The model layer of every attention call of a forward, in call order (= of every cache)."""
+        ...
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Of every attention layer, as many and in that order: how many keys a token may see there, its own included
+        (the window counts absolute positions); None for all."""
         ...
 
     def open(self, owners: tuple[Owner, ...]) -> Session: ...

@@ -48,7 +48,8 @@ class ReferenceModel(Protocol):
     """What every ``Model`` offers."""
 
     attention_layers: tuple[int, ...]
-    """Model layer of every attention call, in call order, and so of every cache."""
+    """Model layer of every attention call, in call order, and so of every cache. A model with sliding windows also has
+    ``windows``, as long: how many keys a token sees there, its own included, None for all."""
 
     def make_caches(self, storage: Storage = "rows") -> list[KVCache]:
         """Empty caches, one per attention layer."""
@@ -59,12 +60,18 @@ class ReferenceModel(Protocol):
 
 @dataclass(frozen=True)
 class Variant:
-    """One buildable model: a tiny configuration of a family and the constructor options."""
+    """One buildable model: a tiny configuration of a family and the constructor options. ``drawn``: its name says
+    nothing, the configuration is all there is (see ``reference_models.drawn``)."""
 
     family: str
     name: str
     config: Any
     options: Mapping[str, str] = field(default_factory=dict, hash=False)
+    drawn: bool = False
+
+    def model(self) -> Any:
+        """The model with the weights that its layers start with, not computed yet."""
+        return _module(self.family).Model(self.config, **self.options)
 
     @property
     def reads_images(self) -> bool:
@@ -73,7 +80,7 @@ class Variant:
 
     def build(self, seed: int) -> ReferenceModel:
         """The model with random float32 weights of ``seed``."""
-        model = _module(self.family).Model(self.config, **self.options)
+        model = self.model()
         randomise(model, seed)
         return cast(ReferenceModel, model)
 
@@ -85,6 +92,11 @@ def variants(family: str) -> tuple[Variant, ...]:
         for name, config in _module(family).TINY.items()
         for options in OPTIONS.get(family, ({},))
     )
+
+
+def config_class(family: str) -> type:
+    """The ``Config`` of ``family``. Raises UnknownFamily."""
+    return cast(type, _module(family).Config)
 
 
 def limits(family: str) -> tuple[str, ...]:

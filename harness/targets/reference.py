@@ -25,7 +25,9 @@ from harness.target import (
     TargetIdentity,
 )
 from reference_models import registry, rope
+from reference_models.drawn import drawn_variants, read_variant, variant_to_json
 from reference_models.engine import CachePool, KVCache, MaskPolicy, enforce_max_kv_size
+from reference_models.hf import ConfigError
 from reference_models.prompt import Images, Prompt
 from reference_models.registry import FAMILIES, UnknownFamily, Variant, variants
 
@@ -149,6 +151,7 @@ class ReferenceTarget:
             weights_seed=self.weights_seed,
             detail=self.describe(),
             path=self.path,
+            drawn=variant_to_json(self.variant) if self.variant.drawn else None,
         )
 
     @property
@@ -176,6 +179,11 @@ class ReferenceTarget:
     @functools.cached_property
     def attention_layers(self) -> tuple[int, ...]:
         return tuple(_model(self.variant, self.weights_seed).attention_layers)
+
+    @functools.cached_property
+    def windows(self) -> tuple[int | None, ...]:
+        whole = (None,) * len(self.attention_layers)
+        return tuple(getattr(_model(self.variant, self.weights_seed), "windows", whole))
 
     def describe(self) -> dict[str, Any]:
         """The configuration and options, JSON-able."""
@@ -215,18 +223,21 @@ def _numbers(array: mx.array | None) -> np.ndarray[Any, Any]:
 
 
 def targets(
-    family: str, policy: MaskPolicy = "live", weights_seed: int = 0, path: Path = "text"
+    family: str,
+    policy: MaskPolicy = "live",
+    weights_seed: int = 0,
+    path: Path = "text",
+    drawn: Sequence[Variant] = (),
 ) -> tuple[ReferenceTarget, ...]:
-    """Every variant x storage of a family on one path, simplest first; () for the images of a family without any.
+    """Every variant x storage of a family on one path, simplest first; then the ``drawn`` ones, with the storages in
+    turn. () for the images of a family without any.
 
     Unknown family: UnknownFamily, with the nearest names.
     """
-    return tuple(
-        ReferenceTarget(variant, policy, storage, weights_seed, path)
-        for storage in STORAGES
-        for variant in variants(family)
-        if path == "text" or variant.reads_images
-    )
+    able = [variant for variant in variants(family) if path == "text" or variant.reads_images]
+    pairs = [(variant, storage) for storage in STORAGES for variant in able]
+    pairs += [(variant, STORAGES[number % len(STORAGES)]) for number, variant in enumerate(drawn)]
+    return tuple(ReferenceTarget(variant, policy, storage, weights_seed, path) for variant, storage in pairs)
 
 
 def paths(family: str) -> tuple[Path, ...]:
@@ -243,8 +254,10 @@ def limits(family: str, path: Path = "text") -> tuple[str, ...]:
 def target_from_identity(data: object) -> ReferenceTarget:
     """Rebuild the target that a trace names. Raises TargetError (or UnknownFamily) with one line."""
     fields = ("kind", "family", "variant", "policy", "storage", "weights_seed")
-    if not isinstance(data, dict) or set(data) - {"path"} != set(fields):
-        raise TargetError(f"a target must be an object with the fields {', '.join(fields)} and, where not text, path")
+    if not isinstance(data, dict) or set(data) - {"path", "drawn"} != set(fields):
+        raise TargetError(
+            f"a target must be an object with the fields {', '.join(fields)} (and path, if not text; drawn, if it was)"
+        )
     path = data.get("path", "text")
     if path not in PATHS:
         raise TargetError(f"a target's path is one of {', '.join(PATHS)}, got {path!r:.60}")
@@ -254,6 +267,11 @@ def target_from_identity(data: object) -> ReferenceTarget:
     if data["kind"] != KIND:
         raise TargetError(f"unknown kind of target {data['kind']!r:.60}; this version knows {KIND!r}")
     known = {variant.name: variant for variant in variants(data["family"])}
+    if "drawn" in data:
+        try:
+            known[data["variant"]] = read_variant(data["family"], data["variant"], data["drawn"])
+        except ConfigError as error:
+            raise TargetError(f"the variant {data['variant']!r:.60} cannot be built: {error}") from error
     if data["variant"] not in known:
         raise TargetError(f"{data['family']} has no variant {data['variant']!r:.60}; it has {', '.join(known)}")
     if data["policy"] not in POLICIES or data["storage"] not in STORAGES:
@@ -287,6 +305,7 @@ __all__ = [
     "TargetError",
     "UnknownFamily",
     "device",
+    "drawn_variants",
     "limits",
     "target_from_identity",
     "targets",

@@ -19,8 +19,8 @@ import properties
 from harness.campaign import run_campaign
 from harness.findings import Verdict
 from harness.profiles import PROFILES
-from harness.runner import report_name
-from harness.targets.reference import FAMILIES, paths, targets
+from harness.runner import family_targets, report_name
+from harness.targets.reference import FAMILIES, paths
 
 WANTED = "mask_key_axis_equals_live_keys"
 LONGEST = 3  # operations of a shrunk program
@@ -38,13 +38,17 @@ def main() -> int:
         name = report_name(family, path)
         caught, longest, latest, clean, programs, fewest = 0, 0, 0, 0, 0, None
         for seed in range(arguments.seeds):
-            wrong = run_campaign(name, targets(family, "offset", seed, path), properties.ALL, profile, seed)
+            wrong = run_campaign(
+                name, family_targets(family, "offset", profile, seed, path), properties.ALL, profile, seed
+            )
             mask = [bug for bug in wrong.found if bug.finding.property_id == WANTED]
             if mask and len(mask[0].finding.program.operations) <= LONGEST:
                 caught += 1
                 longest = max(longest, len(mask[0].finding.program.operations))
                 latest = max(latest, mask[0].after)
-            right = run_campaign(name, targets(family, "live", seed, path), properties.ALL, profile, seed)
+            right = run_campaign(
+                name, family_targets(family, "live", profile, seed, path), properties.ALL, profile, seed
+            )
             clean += right.verdict is Verdict.PASS
             programs += right.tally.coverage.programs
             least = min(row.tally.decisive_steps for row in right.properties)

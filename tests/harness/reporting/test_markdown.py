@@ -89,7 +89,7 @@ def test_what_was_checked_against_what(each: Record) -> None:
     assert rows["programs"] == f"{each['programs']:,}, of {average:.1f} operations on average"
     assert float(rows["seconds"]) == each["seconds"]
     assert rows["profile"] == "test (15 programs over the configurations, at least 8 on each)"
-    assert rows["configurations"] == f"2 of {CONFIGURATIONS} drawn"
+    assert rows["configurations"] == f"2 of {CONFIGURATIONS} run; 0 drawn by the seed"
     assert {name: rows[name] for name in each["versions"]} == each["versions"]
     assert [(row[0], row[1], int(row[3].replace(",", ""))) for row in drawn[1:]] == [
         (one["variant"], one["storage"], one["programs"]) for one in each["configurations"]
