@@ -15,6 +15,8 @@ import properties
 from harness import cli, runner
 from harness.campaign import CampaignResult, derive_seed, run_campaign
 from harness.execution import execute
+from harness.media import Media
+from harness.operations import Chunk, Prefill, Program, TrimFront
 from harness.profiles import PROFILES, Profile
 from harness.recording import record
 from harness.replay import Outcome, replay
@@ -210,7 +212,7 @@ def put(trace: Trace, drawn_part: Any, **changes: Any) -> Trace:
         (lambda t: put(t, t.target["drawn"], variant="plain"), "a drawn variant is called drawn-1"),
         (lambda t: put(t, t.target["drawn"], family="qwen3_vl_moe"), "config.moe_intermediate_size is missing"),
         (lambda t: put(t, t.target["drawn"], family="qwen4"), "nearest"),
-        (lambda t: put(t, t.target["drawn"], more=1), "exactly the fields"),
+        (lambda t: put(t, t.target["drawn"], more=1), "with the fields"),
         (lambda t: wide(t, hidden_size=1 << 40), "config.hidden_size must be a whole number in 0..4096"),
         (lambda t: wide(t, vocab_size=1 << 16, hidden_size=4096), "parameters; at most 4,000,000"),
         (lambda t: wide(t, num_hidden_layers=0), "num_hidden_layers must be at least 1"),
@@ -253,3 +255,16 @@ def test_a_configuration_in_words() -> None:
     blocks = [{"attention": {"group": 2, "no_op": False}, "ffn": {"no_op": True, "mult": None}}, {"x": 1e-6}]
     assert in_words({"blocks": blocks}) == "blocks=[attention.group=2 ffn.no_op; x=1e-06]"
     assert in_words({"a": 1, "b": {"c": 1, "d": 2}, "n": None}, {"a": 1, "b": {"c": 1, "d": 3}}) == "b.d=2 n=none"
+
+
+def test_configurations_with_a_vision_tower_are_drawn_for_the_path_with_images(tmp_path: Path) -> None:
+    targets = [t for t in family_targets("qwen3_vl", "offset", QUICK, 4, "images") if t.variant.drawn]
+    assert len(targets) == QUICK.configurations and all(target.images is not None for target in targets)
+    assert targets == [t for t in family_targets("qwen3_vl", "offset", QUICK, 4, "images") if t.variant.drawn]
+    program = Program((Prefill(4, media=(Media(1, 2, 2),)), TrimFront(3), Chunk(3)))
+    trace = record(execute(targets[0], program), None, {})
+    path = tmp_path / "drawn.json"
+    path.write_text(trace.to_text())
+    again = read_trace(path)
+    assert target_from_identity(again.target) == targets[0] and again.target["path"] == "images"
+    assert record(execute(target_from_identity(again.target), again.program), None, {}).steps == trace.steps
