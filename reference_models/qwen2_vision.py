@@ -4,7 +4,7 @@ Sources: see ``vision``. Parameter names are those of the checkpoint below ``vis
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import mlx.core as mx
 from mlx import nn
@@ -29,6 +29,9 @@ class VisionConfig:
     patch_size: int = 14
     spatial_merge_size: int = 2
     temporal_patch_size: int = 2
+
+    frames_apart: ClassVar[bool] = False
+    """A video is one run of tokens, and its frames count up the T position."""
 
     def __post_init__(self) -> None:
         vision.check_tower(
@@ -77,19 +80,18 @@ class PatchMerger(nn.Module):
     def __init__(self, width: int, merge: int, hidden: int):
         super().__init__()
         self.ln_q = nn.LayerNorm(width, eps=vision.NORM_EPS)
-        block = width * merge**2
+        self._block = block = width * merge**2
         self.mlp = [nn.Linear(block, block), nn.GELU(), nn.Linear(block, hidden)]
 
     def __call__(self, x: mx.array) -> mx.array:
         first, act, last = self.mlp
-        return last(act(first(self.ln_q(x).reshape(-1, first.weight.shape[1]))))
+        return last(act(first(self.ln_q(x).reshape(-1, self._block))))
 
 
 class Tower(nn.Module):
     """What the checkpoint calls ``visual``."""
 
-    frames_apart = False
-    """A video is one run of tokens, and its frames count up the T position."""
+    frames_apart = VisionConfig.frames_apart
 
     def __init__(self, config: VisionConfig):
         super().__init__()

@@ -11,7 +11,7 @@ tower.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isqrt
-from typing import Any
+from typing import Any, ClassVar
 
 import mlx.core as mx
 from mlx import nn
@@ -38,6 +38,9 @@ class VisionConfig:
     patch_size: int = 16
     spatial_merge_size: int = 2
     temporal_patch_size: int = 2
+
+    frames_apart: ClassVar[bool] = True
+    """Each frame of a video is a run of tokens of its own, behind a timestamp in words, and T does not count up."""
 
     def __post_init__(self) -> None:
         vision.check_tower(
@@ -140,8 +143,7 @@ class PatchMerger(nn.Module):
 class Tower(nn.Module):
     """What the checkpoint calls ``visual``."""
 
-    frames_apart = True
-    """Each frame of a video is a run of tokens of its own, behind a timestamp in words, and T does not count up."""
+    frames_apart = VisionConfig.frames_apart
 
     def __init__(self, config: VisionConfig):
         super().__init__()

@@ -9,8 +9,9 @@ from harness.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from harness.checkpoints.description import as_dict, describe
 from harness.checkpoints.errors import CheckpointError
 from harness.checkpoints.fingerprint import Fingerprint, fingerprint
+from harness.checkpoints.inputs import Inputs, rows_of
 from harness.checkpoints.loading import check, load_model, not_a_number
-from harness.checkpoints.logits import check_ids, greedy, logits
+from harness.checkpoints.logits import greedy, logits
 from harness.checkpoints.synthesis import synthesise
 from reference_models.registry import UnknownFamily
 
@@ -18,10 +19,10 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "Fingerprint",
+    "Inputs",
     "UnknownFamily",
     "as_dict",
     "check",
-    "check_ids",
     "describe",
     "fingerprint",
     "greedy",
@@ -29,5 +30,6 @@ __all__ = [
     "logits",
     "not_a_number",
     "open_checkpoint",
+    "rows_of",
     "synthesise",
 ]

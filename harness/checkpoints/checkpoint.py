@@ -62,14 +62,17 @@ def open_checkpoint(where: str | Path, revision: str = "main") -> Checkpoint:
         raise CheckpointError(f"{config_path}: missing; a checkpoint is a directory with config.json and .safetensors")
     config, raw = read_json(config_path)
     try:
-        # Once without the weights: an unknown model is said before a broken shard of it.
-        config_from_json(config)
+        # Once without the weights: an unknown model is said before a broken shard of it. Its tower waits for them.
+        config_from_json(config, has_vision=False)
     except ConfigError as error:
         raise CheckpointError(f"{config_path}: {error}{_called(location.name)}") from error
     weights = read_weights(path)
     text, vision = _sort(weights.tensors.values())
     has_lm_head = "lm_head.weight" in text
-    family, model_config, notes = config_from_json(config, has_lm_head)
+    try:
+        family, model_config, notes = config_from_json(config, has_lm_head, bool(vision))
+    except ConfigError as error:
+        raise CheckpointError(f"{config_path}: {error}{_called(location.name)}") from error
     _check_identity(config_path, family, model_config, text, location.name)
     if has_lm_head and model_config.tie_word_embeddings:
         tensor = text.pop("lm_head.weight")

@@ -70,7 +70,7 @@ def describe(checkpoint: Checkpoint, digests: Fingerprint) -> str:
             "weights",
             f"{weights.bytes:,} bytes in {len(weights.files)} file(s), {len(weights.tensors)} tensors: {kinds}",
         ),
-        ("vision", f"{len(checkpoint.vision)} tensors" if checkpoint.vision else "none"),
+        ("vision", _vision(checkpoint)),
         *((name, str(value)) for name, value in sizes.items()),
         ("fingerprint", f"sha256:{digests.digest}"),
         *((f"  {name}", digest) for name, digest in digests.files.items()),
@@ -94,11 +94,27 @@ def variant(checkpoint: Checkpoint) -> str:
 def _checks(checkpoint: Checkpoint) -> list[str]:
     options = [", ".join(f"{k}={v}" for k, v in option.items()) for option in OPTIONS.get(checkpoint.family, ())]
     what = "text logits of the reference engine"
-    return [f"{what} ({'; '.join(options)})" if options else what]
+    images = ["logits behind images and videos, of the reference engine"] * _sees(checkpoint)
+    return [f"{what} ({'; '.join(options)})" if options else what, *images]
+
+
+def _sees(checkpoint: Checkpoint) -> bool:
+    """Whether our model of it takes images."""
+    return getattr(checkpoint.model_config, "vision", None) is not None
+
+
+def _vision(checkpoint: Checkpoint) -> str:
+    if not checkpoint.vision:
+        return "none"
+    read = "" if _sees(checkpoint) else ", counted only: no model here reads them"
+    return f"{len(checkpoint.vision)} tensors{read}"
 
 
 def _unchecked(checkpoint: Checkpoint) -> list[str]:
-    return list(limits(checkpoint.family)) if checkpoint.vision or _asks_for_images(checkpoint.config) else []
+    if not checkpoint.vision and not _asks_for_images(checkpoint.config):
+        return []
+    blind = [] if _sees(checkpoint) or checkpoint.vision else ["images: the weights hold no vision tower"]
+    return [*blind, *limits(checkpoint.family)]
 
 
 def _asks_for_images(config: dict[str, Any]) -> bool:
@@ -116,6 +132,7 @@ def as_dict(checkpoint: Checkpoint, digests: Fingerprint) -> dict[str, Any]:
         "parameters": parameters(checkpoint),
         "bytes": checkpoint.weights.bytes,
         "vision_tensors": len(checkpoint.vision),
+        "images": _sees(checkpoint),
         "fingerprint": {"sha256": digests.digest, "files": dict(digests.files)},
         "notes": list(checkpoint.notes),
     }

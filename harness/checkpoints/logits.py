@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -9,36 +11,66 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.checkpoints.errors import CheckpointError
+from harness.checkpoints.inputs import Inputs, Row, rows_of
+from reference_models.prompt import Images, Prompt
 
 
-def check_ids(ids: NDArray[Any], vocab_size: int) -> None:
-    """CheckpointError unless ``ids`` is a non-empty integer [B, T] inside the vocabulary."""
-    if ids.ndim != 2 or not ids.size or ids.dtype.kind not in "iu":
-        raise CheckpointError(f"ids must be whole numbers [B, T], not {ids.dtype} {list(ids.shape)}")
-    if ids.min() < 0 or ids.max() >= vocab_size:
-        raise CheckpointError(f"ids must lie in 0..{vocab_size - 1}; they reach from {ids.min()} to {ids.max()}")
+def logits(model: Any, inputs: Inputs | NDArray[Any]) -> NDArray[np.float32]:
+    """``[B, T]`` -> float32 ``[B, T, vocab]`` of one forward over empty caches; with images, of one for each row.
+
+    CheckpointError if the inputs do not fit the model, or MLX cannot do it.
+    """
+    rows = _rows(model, inputs)
+    with _one_line():
+        out = []
+        for ids, prompt in _sequences(model, rows):
+            made = model(ids, model.make_caches(), **prompt).astype(mx.float32)
+            mx.eval(made)
+            out.append(np.array(made))
+    return np.concatenate(out)
 
 
-def logits(model: Any, ids: NDArray[Any]) -> NDArray[np.float32]:
-    """``[B, T]`` -> float32 ``[B, T, vocab]`` of one forward over empty caches. CheckpointError if MLX cannot do it."""
-    check_ids(ids, model.config.vocab_size)
+def greedy(model: Any, inputs: Inputs | NDArray[Any], count: int) -> NDArray[np.int32]:
+    """``count`` greedy tokens ``[B, count]`` behind each row of the prompts, over the model's caches; errors as in
+    ``logits``."""
+    rows = _rows(model, inputs)
+    out = []
+    with _one_line():
+        for tokens, prompt in _sequences(model, rows):
+            caches, made = model.make_caches(), []
+            for _ in range(count):
+                tokens = mx.argmax(model(tokens, caches, **prompt)[:, -1:], axis=-1).astype(mx.int32)
+                mx.eval(tokens)
+                made.append(np.array(tokens))
+            out.append(np.concatenate(made, axis=1))
+    return np.concatenate(out)
+
+
+def _rows(model: Any, inputs: Inputs | NDArray[Any]) -> tuple[Row, ...]:
+    return rows_of(inputs if isinstance(inputs, Inputs) else Inputs(inputs), model.config)
+
+
+def _sequences(model: Any, rows: tuple[Row, ...]) -> Iterator[tuple[mx.array, dict[str, Prompt]]]:
+    """What single forwards take: the whole batch when it is text alone, else each row with what was read of it."""
+    ids = mx.array(np.concatenate([row.ids for row in rows]).astype(np.int32))
+    if not any(row.arrays for row in rows):
+        yield ids, {}
+        return
+    for index, row in enumerate(rows):
+        arrays = {name: mx.array(_as_mlx(array)) for name, array in row.arrays.items()}
+        one = ids[index : index + 1]
+        yield one, {"prompt": model.read(one, Images(**arrays))} if arrays else {}
+
+
+def _as_mlx(array: NDArray[Any]) -> NDArray[Any]:
+    """Pixels in float32, grids in int32: MLX's types on a CPU and on a GPU."""
+    return array.astype(np.float32 if array.dtype.kind == "f" else np.int32)
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
     try:
-        out = model(mx.array(ids.astype(np.int32)), model.make_caches()).astype(mx.float32)
-        mx.eval(out)
+        yield
     except (RuntimeError, ValueError) as error:
         remedy = "; try --dtype float32" if "float32" in str(error) else ""
         raise CheckpointError(f"the model cannot run here: {error}{remedy}") from error
-    return np.array(out)
-
-
-def greedy(model: Any, ids: NDArray[Any], count: int) -> NDArray[np.int32]:
-    """``count`` greedy tokens ``[B, count]`` behind each row of ``ids [B, T]``, over the model's caches."""
-    check_ids(ids, model.config.vocab_size)
-    caches = model.make_caches()
-    tokens = mx.array(ids.astype(np.int32))
-    made = []
-    for _ in range(count):
-        tokens = mx.argmax(model(tokens, caches)[:, -1:], axis=-1).astype(mx.int32)
-        mx.eval(tokens)
-        made.append(np.array(tokens))
-    return np.concatenate(made, axis=1)

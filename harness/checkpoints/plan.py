@@ -38,11 +38,11 @@ class Assignment:
 def plan(checkpoint: Checkpoint, model: Any) -> tuple[Assignment, ...]:
     """Every parameter's sources, in the order of the model. CheckpointError: missing, unexpected, wrong shape or type.
 
-    Vision weights take part only if the model has a ``visual`` module.
+    Vision weights take part if the model has a place for a tower (``visual``); a family without one only counts them.
     """
     wanted = cast(list[tuple[str, mx.array]], tree_flatten(model.parameters()))
     have = dict(checkpoint.text)
-    if "visual" in model:
+    if hasattr(model, "visual"):
         have |= checkpoint.vision
     shapes = {name: tensor.shape for name, tensor in have.items()}
     used: set[str] = set()

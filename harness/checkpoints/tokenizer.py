@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reference_models.hf.sizes import SPECIAL
+from reference_models.hf.sizes import SPECIAL, token_id
 
 _END, _START, _STOP = SPECIAL[:3]
 
@@ -67,10 +67,9 @@ def tokenizer_files(vocab_size: int) -> dict[str, dict[str, Any]]:
 
 def generation_config() -> dict[str, Any]:
     """Greedy, with the tokens that end."""
-    index = SPECIAL.index
     return {
-        "bos_token_id": 256 + index(_END),
-        "eos_token_id": [256 + index(_STOP), 256 + index(_END)],
-        "pad_token_id": 256 + index(_END),
+        "bos_token_id": token_id(_END),
+        "eos_token_id": [token_id(_STOP), token_id(_END)],
+        "pad_token_id": token_id(_END),
         "do_sample": False,
     }

@@ -15,7 +15,10 @@ from typing import Any
 
 from harness.commands import UsageError
 
-_IMAGES = ("pixel_values", "image_grid_thw")
+_INPUT = (
+    "ids [B, T]; with images pixel_values and image_grid_thw, with videos pixel_values_videos and video_grid_thw, as "
+    "the processors of transformers make them"
+)
 
 
 def register(commands: Any, device_option: Callable[[argparse.ArgumentParser], None]) -> None:
@@ -39,7 +42,7 @@ def register(commands: Any, device_option: Callable[[argparse.ArgumentParser], N
 
     logits = commands.add_parser("logits", help="logits of a checkpoint for given token ids")
     logits.add_argument("path", help="a directory or a hub id")
-    logits.add_argument("--input", type=Path, required=True, metavar="FILE.npz", help="ids [B, T]")
+    logits.add_argument("--input", type=Path, required=True, metavar="FILE.npz", help=_INPUT)
     logits.add_argument("--output", type=Path, required=True, metavar="FILE.npz", help="logits [B, T, V], float32")
     logits.add_argument("--engine", choices=("reference",), default="reference")
     logits.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="default: as stored")
@@ -114,17 +117,18 @@ def _logits(arguments: argparse.Namespace) -> int:
             reference.use_device(arguments.device)
         except reference.TargetError as error:
             raise UsageError(f"argument --device: {error}") from error
-    ids = _ids(arguments.input)
+    arrays = _arrays(arguments.input)
     checkpoint = _open(arguments.path)
     try:
-        package.check_ids(ids, checkpoint.model_config.vocab_size)
+        inputs = package.Inputs.of(arrays)
+        package.rows_of(inputs, checkpoint.model_config)
     except package.CheckpointError as error:
         raise UsageError(f"{arguments.input}: {error}") from error
     try:
         model = package.load_model(checkpoint, arguments.dtype)
         for name in package.not_a_number(model):
             print(f"warning: {checkpoint.path}: {name} holds NaN or infinity", file=sys.stderr)
-        out = package.logits(model, ids)
+        out = package.logits(model, inputs)
     except package.CheckpointError as error:
         raise UsageError(str(error)) from error
     try:
@@ -136,19 +140,17 @@ def _logits(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _ids(path: Path) -> Any:
+def _arrays(path: Path) -> dict[str, Any]:
     import numpy as np
 
     try:
         with np.load(path, allow_pickle=False) as data:
             if not hasattr(data, "files"):
                 raise UsageError(f"{path}: is not an .npz file")
-            if images := [name for name in _IMAGES if name in data.files]:
-                raise UsageError(f"{path}: {images[0]}: the reference models have no vision tower yet; give ids alone")
-            if "ids" not in data.files:
-                raise UsageError(f"{path}: holds no array called ids; it has {', '.join(data.files) or 'none'}")
-            return data["ids"]
+            return {name: data[name] for name in data.files}
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, zipfile.BadZipFile, EOFError) as error:
         raise UsageError(f"{path}: is not an .npz file: {error}") from error
+    except MemoryError as error:
+        raise UsageError(f"{path}: holds arrays that do not fit in memory: {error}") from error

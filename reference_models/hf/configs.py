@@ -11,6 +11,7 @@ from typing import Any
 
 from reference_models import mistral4, nemotron_nas, qwen2_vl, qwen3_vl, qwen3_vl_moe, rope
 from reference_models.hf.fields import LARGEST_CONTEXT, ConfigError, Fields, rope_fields
+from reference_models.hf.vision_configs import vision_part
 
 #: ``model_type`` (of the file, or of its ``text_config``) -> family.
 MODEL_TYPES: Mapping[str, str] = {
@@ -28,11 +29,14 @@ MODEL_TYPES: Mapping[str, str] = {
 WRAPPERS = ("mistral3",)  # image models around a text model of another type, which ``text_config`` names
 
 
-def config_from_json(data: object, has_lm_head: bool | None = None) -> tuple[str, Any, tuple[str, ...]]:
+def config_from_json(
+    data: object, has_lm_head: bool | None = None, has_vision: bool | None = None
+) -> tuple[str, Any, tuple[str, ...]]:
     """Family, its Config and notes for a reader.
 
     ``has_lm_head``: whether the weights have an output matrix of their own; decides where the config does not say
-    whether it is tied. Raises ConfigError with one line that names the field.
+    whether it is tied. ``has_vision``: whether they have a vision tower; False makes a Config of text alone. Raises
+    ConfigError with one line that names the field.
     """
     if not isinstance(data, Mapping):
         raise ConfigError("must hold a JSON object")
@@ -42,6 +46,9 @@ def config_from_json(data: object, has_lm_head: bool | None = None) -> tuple[str
     if "auto_map" in outer:
         notes.append("auto_map asks for code from the checkpoint: it is never executed; our model is used")
     arguments = _PARSERS[family](text)
+    tower, said_of_it = vision_part(family, outer, has_vision)
+    arguments |= tower
+    notes += said_of_it
     if outer.data is not text.data and "tie_word_embeddings" in outer and family in _TIED_OUTSIDE:
         tied = outer.flag("tie_word_embeddings", False)
     elif "tie_word_embeddings" in text:

@@ -19,6 +19,19 @@ LARGEST: Mapping[str, int] = {
     "num_hidden_layers": 1 << 12,
     "num_attention_heads": 1 << 16,
     "num_key_value_heads": 1 << 16,
+    "image_token_id": 1 << 24,
+    "video_token_id": 1 << 24,
+    # of vision towers
+    "depth": 1 << 12,
+    "embed_dim": 1 << 20,
+    "out_hidden_size": 1 << 20,
+    "num_position_embeddings": 1 << 24,
+    "mlp_ratio": 1 << 8,
+    "in_channels": 1 << 8,
+    "in_chans": 1 << 8,
+    "patch_size": 1 << 10,
+    "spatial_merge_size": 1 << 6,
+    "temporal_patch_size": 1 << 8,
 }
 LARGEST_OTHER = 1 << 16
 LARGEST_CONTEXT = 1 << 40

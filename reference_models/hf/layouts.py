@@ -1,7 +1,8 @@
 """Our weights and our Config in the form of a published checkpoint: the inverse of ``names`` and ``configs``.
 
-The config is written in the dialect that both transformers 4 and 5 and mlx-lm read: ``rope_theta`` and
-``rope_scaling`` beside the other fields (Mistral 4: ``rope_parameters``, the only form it was published in).
+The config is written in the dialect that transformers 4 and 5, mlx-lm and mlx-vlm read: ``rope_theta`` and
+``rope_scaling`` beside the other fields (Mistral 4: ``rope_parameters``, the only form it was published in). Qwen2-VL
+is flat, with the old names of its weights, as published; mlx-vlm reads it in no other form.
 """
 
 import re
@@ -11,7 +12,8 @@ from typing import Any, Literal, get_args
 
 import mlx.core as mx
 
-from reference_models.hf.sizes import SPECIAL
+from reference_models.hf.names import PATCHES
+from reference_models.hf.sizes import token_id
 from reference_models.quantised import Packing
 
 Layout = Literal["hf", "mlx"]
@@ -19,7 +21,7 @@ LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 _VISION_FAMILIES = ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
 _EXPERT = re.compile(r"^(.*\.mlp)\.experts\.(gate|up|down)_proj$")
-_NEVER_PACKED = re.compile(r"(norm\.weight|\.bias)$|^(model\.)?visual\.")
+_NEVER_PACKED = re.compile(r"(norm\.weight|\.bias)$|^vision_tower\.")  # as mlx-vlm does unless told otherwise
 ROUTER_BITS = 8  # mlx-lm gives the routers of this kind 8 bits, whatever the rest has
 
 ARCHITECTURES = {
@@ -46,6 +48,8 @@ def weights_in(layout: Layout, family: str, config: Any, weights: Mapping[str, m
             made |= _expert(layout, family, expert[1], expert[2], weights)
         elif layout == "mlx" and name.endswith("self_attn.kv_b_proj.weight"):
             made |= _absorbed(name.removesuffix("kv_b_proj.weight"), config, array)
+        elif layout == "mlx" and name == PATCHES:
+            made[name] = array.transpose(0, 2, 3, 4, 1)  # channels last
         elif layout == "mlx":
             made[re.sub(r"\.(self_attn\.linear|mlp\.linear)_(attn|mlp)\.", r".\1.", name)] = array
         else:
@@ -56,11 +60,12 @@ def weights_in(layout: Layout, family: str, config: Any, weights: Mapping[str, m
 def _prefixed(layout: Layout, family: str, name: str) -> str:
     if family not in _VISION_FAMILIES:
         return name
+    tower = name.startswith("visual.")
     if layout == "mlx":
-        return name if name.startswith("visual.") else f"language_model.{name}"
-    if name.startswith("visual."):
-        return f"model.{name}"
-    return re.sub(r"^model\.", "model.language_model.", name)
+        return name.replace("visual.", "vision_tower.", 1) if tower else f"language_model.{name}"
+    if family == "qwen2_vl":
+        return name
+    return f"model.{name}" if tower else re.sub(r"^model\.", "model.language_model.", name)
 
 
 def _expert(layout: Layout, family: str, mlp: str, part: str, weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
@@ -111,32 +116,41 @@ def config_to_json(family: str, config: Any, dtype: str) -> dict[str, Any]:
     text: dict[str, Any] = {
         key: list(value) if isinstance(value, tuple) else value for key, value in asdict(config).items()
     }
-    text.pop("vision", None)  # ours, in a form of our own
-    vision = text.pop("vision_config", None)
+    tower = {name: text.pop(name, None) for name in ("vision", "image_token_id", "video_token_id")}
     text["hidden_act"] = "silu"
     ends: dict[str, Any] = {
-        "bos_token_id": 256 + SPECIAL.index("<|endoftext|>"),
-        "eos_token_id": 256 + SPECIAL.index("<|im_end|>"),
-        "pad_token_id": 256 + SPECIAL.index("<|endoftext|>"),
+        "bos_token_id": token_id("<|endoftext|>"),
+        "eos_token_id": token_id("<|im_end|>"),
+        "pad_token_id": token_id("<|endoftext|>"),
     }
     text |= ends | {"max_position_embeddings": 32768}
     whole: dict[str, Any] = {"architectures": [ARCHITECTURES[family]], "torch_dtype": dtype}
     if family not in _VISION_FAMILIES:
         return whole | text | _own_fields(family, config)
     scaling = text["rope_scaling"]
-    text["rope_scaling"] = {"rope_type": "default", "mrope_section": list(scaling["mrope_section"])}
-    if scaling["mrope_interleaved"]:
-        text["rope_scaling"]["mrope_interleaved"] = True
+    sections = list(scaling["mrope_section"])
+    whole |= {"tie_word_embeddings": config.tie_word_embeddings} | _tower(family, config, tower)
+    if family == "qwen2_vl":
+        return whole | text | {"model_type": family, "rope_scaling": {"type": "mrope", "mrope_section": sections}}
+    text["rope_scaling"] = {"rope_type": "default", "mrope_section": sections, "mrope_interleaved": True}
     text |= {"model_type": f"{family}_text", "dtype": dtype} | _own_fields(family, config)
-    return whole | {
-        "model_type": family,
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "text_config": text,
-        "vision_config": vision or _vision(family, config),
-        "image_token_id": 256 + SPECIAL.index("<|image_pad|>"),
-        "video_token_id": 256 + SPECIAL.index("<|video_pad|>"),
-        "vision_start_token_id": 256 + SPECIAL.index("<|vision_start|>"),
-        "vision_end_token_id": 256 + SPECIAL.index("<|vision_end|>"),
+    return whole | {"model_type": family, "text_config": text}
+
+
+def _tower(family: str, config: Any, tower: dict[str, Any]) -> dict[str, Any]:
+    """``vision_config``, as readers want one even for a model of text alone, and the tokens beside it."""
+    fields = tower["vision"] or _small_tower(family, config)
+    said = {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
+    said["model_type"] = family
+    if family == "qwen2_vl":
+        said |= {"in_chans": said["in_channels"], "spatial_patch_size": said["patch_size"]}
+    tokens = {name: tower[name] for name in ("image_token_id", "video_token_id")}
+    if tower["vision"] is None:
+        tokens = {"image_token_id": token_id("<|image_pad|>"), "video_token_id": token_id("<|video_pad|>")}
+    return tokens | {
+        "vision_config": said,
+        "vision_start_token_id": token_id("<|vision_start|>"),
+        "vision_end_token_id": token_id("<|vision_end|>"),
     }
 
 
@@ -155,17 +169,10 @@ def _own_fields(family: str, config: Any) -> dict[str, Any]:
     return {}
 
 
-def _vision(family: str, config: Any) -> dict[str, Any]:
-    """A vision tower as small as its code allows; its weights are not ours to write while no model has it."""
+def _small_tower(family: str, config: Any) -> dict[str, Any]:
+    """A tower that costs a reader nothing, for a model that has none."""
+    common: dict[str, Any] = {"depth": 1, "num_heads": 2, "patch_size": 4, "in_channels": 3}
     if family == "qwen2_vl":
-        return {"depth": 1, "num_heads": 2, "patch_size": 2, "embed_dim": 16, "hidden_size": config.hidden_size}
-    return {
-        "depth": 1,
-        "num_heads": 2,
-        "patch_size": 2,
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "out_hidden_size": config.hidden_size,
-        "num_position_embeddings": 16,
-        "deepstack_visual_indexes": [0],
-    }
+        return common | {"embed_dim": 16, "hidden_size": config.hidden_size}
+    own = {"hidden_size": 16, "intermediate_size": 16, "out_hidden_size": config.hidden_size}
+    return common | own | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]}

@@ -3,7 +3,8 @@
 Two layouts of every family are in use. Hugging Face: fused ``experts.gate_up_proj [E, 2I, H]`` and ``down_proj
 [E, H, I]`` (the published Qwen3-VL-MoE has both with their last axes swapped), or one Linear per expert; ``kv_b_proj``.
 MLX (mlx-lm): ``switch_mlp.{gate,up,down}_proj``; MLA's matrix split into ``embed_q [heads, rank, nope]`` and
-``unembed_out [heads, v, rank]``; ``.linear`` for both of DeciLM's replacements.
+``unembed_out [heads, v, rank]``; ``.linear`` for both of DeciLM's replacements. A patch embedding ``[width, C, T, P,
+P]`` has its channels last in mlx-vlm, ``[width, T, P, P, C]``; mlx-lm drops the vision tower.
 
 A name as the checkpoint has it, less prefix, is *canonical*: ``model.layers.0...`` or ``lm_head...`` for text,
 ``visual...`` for images.
@@ -30,8 +31,10 @@ _PREFIXES = (
 )
 _EXPERT = re.compile(r"^(?P<mlp>.*\.mlp)\.experts\.(?P<part>gate|up|down)_proj$")
 _LINEAR = re.compile(r"\.(self_attn\.linear|mlp\.linear)_(attn|mlp)\.(weight|bias)$")
+#: The one parameter that the layouts of a vision tower hold differently; every axis order of a cube is refused before.
+PATCHES = "visual.patch_embed.proj.weight"
 #: Buffers that some exports hold; positions give them anyway.
-DERIVED = re.compile(r"\.rotary_emb\.inv_freq$")
+DERIVED = re.compile(r"\.rotary_(pos_)?emb\.inv_freq$")
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,8 @@ def recipe(parameter: str, shape: Shape, config: Any, have: Mapping[str, Shape])
         short = _LINEAR.sub(r".\1.\3", parameter)
         if short in have:
             return Recipe((short,), (shape,), _same, whole=True)
+    if parameter == PATCHES and have.get(parameter) == (last := (shape[0], *shape[2:], shape[1])) != shape:
+        return Recipe((parameter,), (last,), lambda array: array.transpose(0, 4, 1, 2, 3))
     return Recipe((parameter,), (shape,), _same, whole=True)
 
 

@@ -2,13 +2,23 @@
 
 Every width of a tiny one is a multiple of 32, so that it can be quantised (a router's of 64: mlx-lm packs those in
 groups of 64), and the vocabulary holds the 256 bytes and the special tokens of ``SPECIAL``. The published ones keep
-head counts, head dimensions, widths and RoPE settings; layers, experts and vocabulary are cut, as noted.
+head counts, head dimensions, widths and RoPE settings; layers (the towers' too), experts and vocabulary are cut,
+as noted. Patches are 4 pixels wide at least: mlx-vlm takes smaller ones for channels.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from reference_models import mistral4, nemotron_nas, qwen2_vl, qwen3_vl, qwen3_vl_moe, rope
+from reference_models import (
+    mistral4,
+    nemotron_nas,
+    qwen2_vision,
+    qwen2_vl,
+    qwen3_vision,
+    qwen3_vl,
+    qwen3_vl_moe,
+    rope,
+)
 
 #: Special tokens behind the 256 bytes, in order of their ids.
 SPECIAL = (
@@ -21,6 +31,14 @@ SPECIAL = (
     "<|video_pad|>",
 )
 VOCABULARY = 320
+
+
+def token_id(text: str) -> int:
+    """The id of a special token."""
+    return 256 + SPECIAL.index(text)
+
+
+_TOKENS: dict[str, Any] = {"image_token_id": token_id("<|image_pad|>"), "video_token_id": token_id("<|video_pad|>")}
 _TRUNK: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -98,13 +116,20 @@ def _nemotron_published() -> nemotron_nas.Config:
 
 def _qwen2_vl_tiny() -> qwen2_vl.Config:
     return qwen2_vl.Config(
-        **_TRUNK, intermediate_size=96, num_key_value_heads=2, rope_scaling=rope.MRopeScaling((2, 3, 3))
+        **_TRUNK,
+        **_TOKENS,
+        intermediate_size=96,
+        num_key_value_heads=2,
+        rope_scaling=rope.MRopeScaling((2, 3, 3)),
+        vision=qwen2_vision.tiny(hidden_size=64),
     )
 
 
 def _qwen2_vl_published() -> qwen2_vl.Config:
-    """Qwen/Qwen2-VL-7B-Instruct: 2 of 28 layers."""
+    """Qwen/Qwen2-VL-7B-Instruct: 2 of 28 layers, 2 of 32 in the tower."""
     return qwen2_vl.Config(
+        **_TOKENS,
+        vision=qwen2_vision.VisionConfig(depth=2, embed_dim=1280, hidden_size=3584, num_heads=16),
         vocab_size=4096,
         hidden_size=3584,
         intermediate_size=18944,
@@ -115,15 +140,38 @@ def _qwen2_vl_published() -> qwen2_vl.Config:
     )
 
 
+def _qwen3_tiny_tower() -> qwen3_vision.VisionConfig:
+    return qwen3_vision.tiny(out_hidden_size=64, intermediate_size=64)
+
+
+def _qwen3_published_tower(hidden: int, intermediate: int, out: int) -> qwen3_vision.VisionConfig:
+    return qwen3_vision.VisionConfig(
+        depth=2,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        out_hidden_size=out,
+        num_heads=16,
+        deepstack_visual_indexes=(0, 1),
+    )
+
+
 def _qwen3_vl_tiny() -> qwen3_vl.Config:
     return qwen3_vl.Config(
-        **_TRUNK, intermediate_size=96, num_key_value_heads=2, head_dim=32, rope_scaling=_interleaved(6, 5, 5)
+        **_TRUNK,
+        **_TOKENS,
+        intermediate_size=96,
+        num_key_value_heads=2,
+        head_dim=32,
+        rope_scaling=_interleaved(6, 5, 5),
+        vision=_qwen3_tiny_tower(),
     )
 
 
 def _qwen3_vl_published() -> qwen3_vl.Config:
-    """Qwen/Qwen3-VL-4B-Instruct: 2 of 36 layers."""
+    """Qwen/Qwen3-VL-4B-Instruct: 2 of 36 layers, 2 of 24 in the tower, DeepStack behind both."""
     return qwen3_vl.Config(
+        **_TOKENS,
+        vision=_qwen3_published_tower(1024, 4096, 2560),
         vocab_size=4096,
         hidden_size=2560,
         intermediate_size=9728,
@@ -139,6 +187,8 @@ def _qwen3_vl_published() -> qwen3_vl.Config:
 def _qwen3_vl_moe_tiny() -> qwen3_vl_moe.Config:
     return qwen3_vl_moe.Config(
         **_TRUNK,
+        **_TOKENS,
+        vision=_qwen3_tiny_tower(),
         intermediate_size=96,
         moe_intermediate_size=96,  # not hidden / 2: a square matrix does not show which of its axes come swapped
         num_key_value_heads=2,
@@ -151,8 +201,10 @@ def _qwen3_vl_moe_tiny() -> qwen3_vl_moe.Config:
 
 
 def _qwen3_vl_moe_published() -> qwen3_vl_moe.Config:
-    """Qwen/Qwen3-VL-30B-A3B-Instruct: 2 of 48 layers, 16 of 128 experts."""
+    """Qwen/Qwen3-VL-30B-A3B-Instruct: 2 of 48 layers, 16 of 128 experts, 2 of 27 layers in the tower with DeepStack."""
     return qwen3_vl_moe.Config(
+        **_TOKENS,
+        vision=_qwen3_published_tower(1152, 4304, 2048),
         vocab_size=4096,
         hidden_size=2048,
         intermediate_size=6144,

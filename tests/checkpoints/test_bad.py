@@ -65,6 +65,10 @@ def text_field(name: str, value: object) -> Callable[[Header], object]:
     return lambda config: config["text_config"].update({name: value})
 
 
+def vision_field(name: str, value: object) -> Callable[[Header], object]:
+    return lambda config: config["vision_config"].update({name: value})
+
+
 def reload(folder: Path, change: Callable[[dict[str, mx.array]], object], file: str = ONE) -> None:
     weights = dict(mx.load(str(folder / file)))
     mx.eval(weights)
@@ -106,7 +110,7 @@ HEADERS: dict[str, tuple[Callable[[Header], object], str]] = {
     "no offsets": (lambda h: h[NORM].pop("data_offsets"), f"key '{NORM}': needs dtype"),
     "offsets backwards": (lambda h: h[NORM].update(data_offsets=[8, 0]), f"key '{NORM}': data_offsets"),
     "overlap": (
-        lambda h: h[NORM].update(data_offsets=[n + 4 for n in h[NORM]["data_offsets"]]),
+        lambda h: h[NORM].update(data_offsets=[n - 4 for n in h[NORM]["data_offsets"]]),
         "begins at byte",
     ),
 }
@@ -210,6 +214,8 @@ def test_negative_and_absurd_sizes(capsys: pytest.CaptureFixture[str], single: P
 @pytest.mark.parametrize("name", ["hidden_size", "vocab_size", "intermediate_size"])
 def test_sizes_that_only_the_weights_refute(capsys: pytest.CaptureFixture[str], single: Path, name: str) -> None:
     change_json(single / "config.json", text_field(name, 1 << 20))
+    if name == "hidden_size":
+        change_json(single / "config.json", vision_field("out_hidden_size", 1 << 20))
     mx.reset_peak_memory()
     assert "wrong shape" in error(capsys, single)
     assert mx.get_peak_memory() < 64 << 20

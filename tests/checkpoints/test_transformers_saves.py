@@ -5,6 +5,7 @@ The logits of the saved model are those that we get from the directory, in float
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.checkpoints import load_model, logits, open_checkpoint
+from harness.checkpoints import Inputs, load_model, logits, open_checkpoint
+from tests.checkpoints.prompts import PROMPTS, as_torch, prompt
 
 REASON = "the published implementations are not installed: pip install 'mlx-kv-harness[parity]'"
 torch = pytest.importorskip("torch", reason=REASON)
 transformers = pytest.importorskip("transformers", reason=REASON)
 
-IDS = np.random.default_rng(5).integers(0, 64, (2, 20))
+IDS = np.random.default_rng(5).integers(0, 59, (2, 20))
 TOLERANCE = 5e-5  # of the deviation of the logits
 BASE = {
     "vocab_size": 64,
@@ -32,16 +34,18 @@ BASE = {
     "eos_token_id": None,
 }
 MROPE = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 1]}
+VISION2 = {"depth": 2, "num_heads": 2, "patch_size": 2, "embed_dim": 16, "hidden_size": 32}
 VISION3 = {
-    "depth": 1,
+    "depth": 3,
     "num_heads": 2,
     "patch_size": 2,
     "hidden_size": 16,
-    "intermediate_size": 16,
+    "intermediate_size": 24,
     "out_hidden_size": 32,
     "num_position_embeddings": 16,
-    "deepstack_visual_indexes": [0],
+    "deepstack_visual_indexes": [2, 0],
 }
+TOKENS = {"image_token_id": 61, "video_token_id": 62, "vision_start_token_id": 60, "vision_end_token_id": 59}
 MISTRAL = BASE | {
     "num_key_value_heads": 4,
     "moe_intermediate_size": 16,
@@ -92,8 +96,9 @@ def mistral3() -> Any:
 def qwen2_vl() -> Any:
     config = transformers.Qwen2VLConfig(
         text_config=BASE | {"rope_parameters": MROPE},
-        vision_config={"depth": 1, "num_heads": 2, "patch_size": 2, "embed_dim": 16, "hidden_size": 32},
+        vision_config=VISION2,
         tie_word_embeddings=True,
+        **TOKENS,
     )
     return transformers.Qwen2VLForConditionalGeneration(config)
 
@@ -102,6 +107,7 @@ def qwen3_vl() -> Any:
     config = transformers.Qwen3VLConfig(
         text_config=BASE | {"head_dim": 8, "rope_parameters": MROPE | {"mrope_interleaved": True}},
         vision_config=VISION3,
+        **TOKENS,
     )
     return transformers.Qwen3VLForConditionalGeneration(config)
 
@@ -111,6 +117,7 @@ def qwen3_vl_moe() -> Any:
     config = transformers.Qwen3VLMoeConfig(
         text_config=BASE | experts | {"head_dim": 8, "rope_parameters": MROPE | {"mrope_interleaved": True}},
         vision_config=VISION3,
+        **TOKENS,
     )
     return transformers.Qwen3VLMoeForConditionalGeneration(config)
 
@@ -138,8 +145,8 @@ def made(kind: str) -> tuple[Any, np.ndarray]:
         return model, model(input_ids=torch.from_numpy(IDS), use_cache=False).logits.numpy()
 
 
-def off(folder: Path, theirs: np.ndarray) -> float:
-    mine = logits(load_model(open_checkpoint(folder)), IDS)
+def off(folder: Path, theirs: np.ndarray, inputs: Inputs | np.ndarray = IDS) -> float:
+    mine = logits(load_model(open_checkpoint(folder)), inputs)
     return float(np.abs(mine - theirs).max() / theirs.std())
 
 
@@ -158,6 +165,35 @@ def test_a_saved_model_is_the_same_model(kind: str, size: str, tmp_path: Path) -
     assert bool(checkpoint.vision) == (kind != "mistral4")
 
 
+VISION_KINDS = ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
+
+
+@pytest.mark.parametrize("kind", VISION_KINDS)
+def test_a_saved_model_sees_the_same(kind: str, tmp_path: Path) -> None:
+    """Text, one image, several, videos, both, and rows of a batch with shares of their own."""
+    model, _ = made(kind)
+    model.save_pretrained(tmp_path / "saved")
+    ours = load_model(open_checkpoint(tmp_path / "saved"))
+    seen = []
+    for name in PROMPTS:
+        inputs = prompt(ours.config, name)
+        with torch.no_grad():
+            theirs = model(**as_torch(inputs), use_cache=False).logits.numpy()
+        far = float(np.abs(logits(ours, inputs) - theirs).max() / theirs.std())
+        print(f"{kind} {name}: {far:.1e} of the deviation of the logits")
+        assert far <= TOLERANCE, name
+        if inputs.has_images:
+            seen.append(name)
+            other = dataclasses.replace(inputs, **{key: -array for key, array in pixels(inputs).items()})
+            assert np.abs(logits(ours, other) - theirs).max() > 0.01 * theirs.std(), f"{name}: pixels play no part"
+    assert len(seen) >= 5
+
+
+def pixels(inputs: Inputs) -> dict[str, np.ndarray]:
+    found = {name: getattr(inputs, name) for name in ("pixel_values", "pixel_values_videos")}
+    return {name: array for name, array in found.items() if array is not None}
+
+
 @pytest.mark.parametrize("kind", ["qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "mistral4"])
 def test_the_dialect_of_transformers_4_says_the_same(kind: str, tmp_path: Path) -> None:
     model, theirs = made(kind)
@@ -170,6 +206,11 @@ def test_the_dialect_of_transformers_4_says_the_same(kind: str, tmp_path: Path) 
     text["rope_scaling"] = parameters
     kept = parameters.pop("rope_type")
     parameters["type"] = "mrope" if kept == "default" else kept
+    if kind in VISION_KINDS:
+        vision = config["vision_config"]
+        assert vision.pop("rope_parameters")["rope_type"] == "axial"
+        vision["model_type"] = kind
+        (vision if kind == "qwen2_vl" else {})["in_chans"] = vision.pop("in_channels", 3)
     if kind == "qwen2_vl":  # flat, as published
         config |= text | {"model_type": "qwen2_vl", "tie_word_embeddings": config["tie_word_embeddings"]}
         del config["text_config"]
