@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 from pathlib import Path
@@ -12,37 +11,20 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from harness.checkpoints import check, load_model, open_checkpoint
+from reference_models.drawing import VISION_FAMILIES
 from reference_models.hf.layouts import config_to_json, default_layout, weights_in
 from reference_models.weights import draw
 from tests.parity.cases import Case, special_tokens
 
 
 def config_json(case: Case) -> dict[str, Any]:
-    """The config.json of a case, in the dialect that transformers, mlx-lm and mlx-vlm read."""
+    """The config.json of a case, in the dialect of its publishers, which transformers, mlx-lm and mlx-vlm read."""
     data = config_to_json(case.family, case.config, "float32")
     text = data.get("text_config", data)
     text |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))  # a drawn vocabulary is too small for them
-    if text is data:
-        return data
-    data |= special_tokens(case.config)
-    text["rope_scaling"]["type"] = text["rope_scaling"]["rope_type"]  # the older name, which mlx-vlm asks for
-    text["tie_word_embeddings"] = case.config.tie_word_embeddings
-    if case.config.vision is not None:
-        data["vision_config"] = {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in dataclasses.asdict(case.config.vision).items()
-        }
-    data["vision_config"]["model_type"] = case.family
+    if case.family in VISION_FAMILIES:
+        data |= special_tokens(case.config)
     return data
-
-
-def published_json(case: Case) -> dict[str, Any]:
-    """The same as its publishers wrote it: Qwen2-VL has no ``text_config``, its fields stand beside the others."""
-    data = config_json(case)
-    if case.family != "qwen2_vl":
-        return data
-    text = data.pop("text_config")
-    return text | data
 
 
 def write(case: Case, folder: Path) -> None:
@@ -53,7 +35,7 @@ def write(case: Case, folder: Path) -> None:
     made = weights_in(default_layout(case.family), case.family, case.config, drawn)
     made = {name: mx.contiguous(array) for name, array in made.items()}
     mx.save_safetensors(str(folder / "model.safetensors"), made, metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(published_json(case), indent=2))
+    (folder / "config.json").write_text(json.dumps(config_json(case), indent=2))
 
 
 def load(case: Case, folder: Path) -> Any:

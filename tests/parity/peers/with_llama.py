@@ -21,7 +21,7 @@ from tests.parity.cases import Case
 class LlamaLayers:
     """The published Llama layers; only configurations in which every layer is one."""
 
-    name = "transformers, Llama layers"
+    name = "transformers-llama"
     needs = ("transformers", "torch")
 
     def modalities(self, family: str) -> tuple[str, ...]:

@@ -1,0 +1,301 @@
+"""What a peer refuses or gets wrong, as data: when, since which version, what it says or by how much, and why.
+
+``limitation``: the peer refuses, with ``says`` in its message. ``known failure``: it answers and is off by more than
+the tolerance. Every entry is tried wherever its condition holds; one that no longer fails is reported as ``FIXED?``
+and fails the run, until its ``versions`` end where the peer was mended.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from packaging.specifiers import SpecifierSet
+
+from reference_models import mrope_ids
+from tests.parity.cases import Case
+
+Kind = Literal["limitation", "known failure"]
+
+
+@dataclass(frozen=True)
+class Limitation:
+    """``condition``: ``holds`` in words. ``why``: traced in the peer's source. ``measured``: the refusal, or the
+    difference in standard deviations of the logits."""
+
+    id: str
+    peer: str
+    families: tuple[str, ...]
+    versions: str
+    kind: Kind
+    condition: str
+    holds: Callable[[Case], bool]
+    measured: str
+    why: str
+    says: str = ""
+
+    def applies(self, peer: str, version: str, case: Case) -> bool:
+        """Whether this peer should fail on this case."""
+        return (
+            self.peer == peer
+            and case.family in self.families
+            and SpecifierSet(self.versions).contains(version, prereleases=True)
+            and self.holds(case)
+        )
+
+    def explains(self, refusal: str | None) -> bool:
+        """Whether a refusal (or, with None, a difference) is what this entry tells."""
+        if refusal is None:
+            return self.kind == "known failure"
+        return self.kind == "limitation" and re.search(self.says, refusal, re.DOTALL) is not None
+
+
+def _vision(case: Case) -> Any:
+    return getattr(case.config, "vision", None)
+
+
+def _tower(test: Callable[[Any], bool]) -> Callable[[Case], bool]:
+    return lambda case: _vision(case) is not None and test(_vision(case))
+
+
+def _ids(case: Case) -> np.ndarray:
+    """Our position ids ``[3, S]``, of the axes that turn anything; a row of zeros for the others."""
+    config = case.config
+    places = mrope_ids.Placeholders(
+        config.image_token_id, config.video_token_id, config.vision.spatial_merge_size, case.family != "qwen2_vl"
+    )
+    ids, _ = mrope_ids.position_ids(case.tokens, case.grids("image"), case.grids("video"), places)
+    used = np.array(config.rope_scaling.mrope_section) > 0
+    return np.where(used[:, None], np.array(ids)[:, 0], 0)
+
+
+def _long_video(case: Case) -> bool:
+    """A video whose frames outnumber its rows and its columns, so that T is its largest id, and tokens behind it."""
+    if not case.pictures:
+        return False
+    merge = case.config.vision.spatial_merge_size
+    ends = case.tokens[-1] == case.config.video_token_id
+    followed = case.pictures[:-1] if ends else case.pictures
+    return any(picture.kind == "video" and picture.grid[0] > max(picture.grid[1:]) // merge for picture in followed)
+
+
+def _bare(case: Case) -> bool:
+    """A picture without its start token, whose ids are not by chance those of text."""
+    if not case.bare:
+        return False
+    used = np.array(case.config.rope_scaling.mrope_section) > 0
+    text = np.where(used[:, None], np.arange(len(case.tokens)), 0)
+    return not (_ids(case) == text).all()
+
+
+def _mistaken_patches(vision: Any) -> bool:
+    """The published weight of the patch embedding ``[width, C, T, P, P]`` looks as if its channels came last."""
+    channels, frames, size = vision.in_channels, vision.temporal_patch_size, vision.patch_size
+    taken = size == 3 or (channels >= frames and channels >= size and frames == size)
+    return taken and (channels, frames, size, size) != (frames, size, size, channels)
+
+
+def _unscaled_yarn(case: Case) -> bool:
+    scaling = case.config.rope_parameters
+    return scaling.mscale == 0 and scaling.mscale_all_dim != 0 and scaling.factor > 1
+
+
+def _few_experts(case: Case) -> bool:
+    config = case.config
+    return config.n_routed_experts // config.n_group < 2 and config.first_k_dense_replace < config.num_hidden_layers
+
+
+QWEN3 = ("qwen3_vl", "qwen3_vl_moe")
+QWEN = ("qwen2_vl", *QWEN3)
+
+LIMITATIONS: tuple[Limitation, ...] = (
+    Limitation(
+        id="transformers-one-expert-a-group",
+        peer="transformers",
+        families=("mistral4",),
+        versions=">=5.24",
+        kind="limitation",
+        condition="a group holds one expert",
+        holds=_few_experts,
+        measured="RuntimeError: selected index k out of range",
+        says="selected index k out of range",
+        why="Mistral4TopkRouter.forward scores every group by topk(2), a single group as well",
+    ),
+    Limitation(
+        id="transformers-ids-behind-a-long-video",
+        peer="transformers",
+        families=("qwen2_vl",),
+        versions=">=5.24",
+        kind="known failure",
+        condition="tokens follow on a video with more frames than rows and columns of tokens",
+        holds=_long_video,
+        measured="0.4 to 1.1",
+        why="get_rope_index goes on at start + max(h, w) // merge and leaves the frames out; the paper (arXiv 2409.12191, "
+        "section 2.1), the code published with the checkpoints and mlx-vlm go on above the largest id",
+    ),
+    Limitation(
+        id="mlx-lm-yarn-without-mscale",
+        peer="mlx-lm",
+        families=("mistral4",),
+        versions=">=0.32.2",
+        kind="known failure",
+        condition="mscale is 0, mscale_all_dim is not, and factor is above 1",
+        holds=_unscaled_yarn,
+        measured="0.14 to 3.1",
+        why="YarnRoPE divides the two corrections even if one of them is 0; the published code takes the ratio only if "
+        "both are set, else the correction of the factor alone",
+    ),
+    Limitation(
+        id="mlx-lm-attention-bias",
+        peer="mlx-lm",
+        families=QWEN3,
+        versions=">=0.32.2",
+        kind="limitation",
+        condition="attention_bias",
+        holds=lambda case: case.config.attention_bias,
+        measured="ValueError: Received 16 parameters not in model: ...self_attn.k_proj.bias",
+        says="parameters not in model:.*self_attn.*bias",
+        why="Attention of qwen3 and qwen3_moe makes its projections with bias=False",
+    ),
+    Limitation(
+        id="mlx-lm-tied-moe",
+        peer="mlx-lm",
+        families=("qwen3_vl_moe",),
+        versions=">=0.32.2",
+        kind="limitation",
+        condition="tie_word_embeddings",
+        holds=lambda case: case.config.tie_word_embeddings,
+        measured="KeyError: 'lm_head'",
+        says="lm_head",
+        why="Model.sanitize of qwen3_vl_moe takes weights['lm_head'] whether or not there is one",
+    ),
+    Limitation(
+        id="mlx-vlm-attention-bias",
+        peer="mlx-vlm",
+        families=QWEN3,
+        versions=">=0.7.10",
+        kind="limitation",
+        condition="attention_bias",
+        holds=lambda case: case.config.attention_bias,
+        measured="ValueError: Received 16 parameters not in model: ...self_attn.k_proj.bias",
+        says="parameters not in model:.*self_attn.*bias",
+        why="Attention of both families makes its projections with bias=False",
+    ),
+    Limitation(
+        id="mlx-vlm-patches-taken-for-its-own",
+        peer="mlx-vlm",
+        families=QWEN,
+        versions=">=0.7.10",
+        kind="limitation",
+        condition="the patch embedding looks as if channels came last: patch_size 3, or temporal_patch_size = "
+        "patch_size <= in_channels",
+        holds=_tower(_mistaken_patches),
+        measured="ValueError: Expected shape (16, 1, 3, 3, 3) but received shape (16, 3, 1, 3, 3) for "
+        "vision_tower.patch_embed.proj.weight",
+        says="patch_embed.proj.weight",
+        why="VisionModel.sanitize guesses the layout from the shape alone (check_array_shape) and leaves such a weight as "
+        "it is; published sizes (3 channels, 2 frames, patches of 14 or 16) are guessed right",
+    ),
+    Limitation(
+        id="mlx-vlm-merge-of-two",
+        peer="mlx-vlm",
+        families=("qwen2_vl",),
+        versions=">=0.7.10",
+        kind="limitation",
+        condition="spatial_merge_size is not 2",
+        holds=_tower(lambda vision: vision.spatial_merge_size != 2),
+        measured="ValueError: Expected shape (96, 96) but received shape (216, 216) for vision_tower.merger.mlp.0.weight",
+        says="vision_tower.merger.mlp",
+        why="VisionModel builds PatchMerger with its default of 2 instead of spatial_merge_size",
+    ),
+    Limitation(
+        id="mlx-vlm-quick-gelu-only",
+        peer="mlx-vlm",
+        families=("qwen2_vl",),
+        versions=">=0.7.10",
+        kind="known failure",
+        condition="the tower's hidden_act is not quick_gelu",
+        holds=_tower(lambda vision: vision.hidden_act != "quick_gelu"),
+        measured="",
+        why="MLP of the tower has GELU(approx='fast') whatever hidden_act says",
+    ),
+    Limitation(
+        id="mlx-vlm-tanh-gelu-only",
+        peer="mlx-vlm",
+        families=("qwen3_vl",),
+        versions=">=0.7.10",
+        kind="known failure",
+        condition="the tower's hidden_act is not gelu_pytorch_tanh",
+        holds=_tower(lambda vision: vision.hidden_act != "gelu_pytorch_tanh"),
+        measured="",
+        why="MLP of the tower has GELU(approx='tanh') whatever hidden_act says",
+    ),
+    Limitation(
+        id="mlx-vlm-picture-without-start",
+        peer="mlx-vlm",
+        families=QWEN,
+        versions=">=0.7.10",
+        kind="known failure",
+        condition="no vision_start token stands before a picture whose ids are not those of text",
+        holds=_bare,
+        measured="",
+        why="get_rope_index counts pictures by the tokens behind vision_start and takes the others for text, as the code "
+        "published with Qwen2-VL does; the published prompts always have the token",
+    ),
+    Limitation(
+        id="mlx-vlm-image-beside-video",
+        peer="mlx-vlm",
+        families=("qwen2_vl",),
+        versions=">=0.7.10",
+        kind="known failure",
+        condition="images and videos in one prompt",
+        holds=lambda case: case.modality == "mixed",
+        measured="",
+        why="get_input_embeddings looks at pixel_values_videos only when there is no pixel_values: the video's "
+        "placeholders keep the embedding of their token",
+    ),
+    Limitation(
+        id="mlx-vlm-mixed-without-deepstack",
+        peer="mlx-vlm",
+        families=("qwen3_vl",),
+        versions=">=0.7.10",
+        kind="limitation",
+        condition="images and videos in one prompt, and no deepstack_visual_indexes",
+        holds=lambda case: case.modality == "mixed" and not case.config.vision.deepstack_visual_indexes,
+        measured="ValueError: [stack] No arrays provided for stacking",
+        says="No arrays provided for stacking",
+        why="_merge_deepstack_features stacks the layers of an empty list",
+    ),
+    Limitation(
+        id="mlx-vlm-moe-mixed",
+        peer="mlx-vlm",
+        families=("qwen3_vl_moe",),
+        versions=">=0.7.10",
+        kind="limitation",
+        condition="images and videos in one prompt",
+        holds=lambda case: case.modality == "mixed",
+        measured="ValueError: Image features and image tokens do not match: tokens: 22, features 7",
+        says="Image features and image tokens do not match",
+        why="get_input_embeddings looks at either images or videos, while both kinds of placeholders are counted",
+    ),
+    Limitation(
+        id="mlx-vlm-moe-gelus",
+        peer="mlx-vlm",
+        families=("qwen3_vl_moe",),
+        versions=">=0.7.10",
+        kind="known failure",
+        condition="any image or video",
+        holds=lambda case: bool(case.pictures),
+        measured="7e-4 to 5e-2",
+        why="vision.py of qwen3_vl_moe has the exact GELU in the blocks and the tanh one in the mergers; the published "
+        "code, transformers and mlx-vlm's own qwen3_vl have them the other way round",
+    ),
+)
+
+
+def limitations_of(peer: str, version: str, case: Case) -> tuple[Limitation, ...]:
+    """The entries whose condition a case meets."""
+    return tuple(entry for entry in LIMITATIONS if entry.applies(peer, version, case))
