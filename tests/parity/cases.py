@@ -124,9 +124,7 @@ def _picture(kind: str, config: Any, choose: Choose) -> Picture:
     return Picture(kind, (frames, choose((1, 2, 3)) * merge, choose((1, 2, 3)) * merge))
 
 
-def _put(
-    tokens: list[int], picture: Picture, family: str, config: Any, bare: bool, rng: np.random.Generator
-) -> None:
+def _put(tokens: list[int], picture: Picture, family: str, config: Any, bare: bool, rng: np.random.Generator) -> None:
     """The tokens of one picture; qwen3's videos have a run for every frame, behind a timestamp in words."""
     named = special_tokens(config)
     token = named[f"{picture.kind}_token_id"]

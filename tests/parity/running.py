@@ -83,7 +83,7 @@ def _meet(row: Row, peer: Peer, case: Case, entries: tuple[Limitation, ...]) -> 
     """Count a case that entries cover; run it if one of them alone does, or if one was never run."""
     row.known.update(entry.id for entry in entries)
     enough = KNOWN_TRIES if len(entries) == 1 else 1
-    if all(row.tried[entry.id] >= enough for entry in entries):
+    if not any(entry.seen(case) for entry in entries) or all(row.tried[entry.id] >= enough for entry in entries):
         return
     row.tried.update(entry.id for entry in entries)
     wrong, off = try_known(peer, case, entries)

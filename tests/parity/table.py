@@ -24,9 +24,8 @@ HEADER = (
 def markdown(rows: Sequence[Row], examples: int, seed: int) -> str:
     """The table, the entries that it names, and what was shown about ties."""
     lines = [
-        f"{examples} configurations a row, seed {seed}, float32 on the CPU. Differences are those of a logit, one-shot, "
-        "in chunks and while decoding, in standard deviations of the peer's logits; "
-        f"more than {TOLERANCE:.0e} fails.",
+        f"{examples} configurations a row, seed {seed}, float32 on the CPU. Differences are of a logit (one-shot,",
+        f"in chunks, while decoding) in standard deviations of the peer's logits; more than {TOLERANCE:.0e} fails.",
         "",
         _line(HEADER),
         _line("-" * max(len(title), 3) for title in HEADER),
