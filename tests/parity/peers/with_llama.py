@@ -84,10 +84,13 @@ class LlamaEngine:
     def __init__(self, case: Case, folder: Path):
         from safetensors.torch import load_file
         from transformers import DynamicCache
+        from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
         self.case, self.routed = case, list[np.ndarray]()
         self.weights = load_file(folder / "model.safetensors")
         self.layers = [llama_layer(case.config, index, self.weights) for index in range(case.config.num_hidden_layers)]
+        self.norm = LlamaRMSNorm(case.config.hidden_size, eps=case.config.rms_norm_eps)
+        self.norm.load_state_dict({"weight": self.weights["model.norm.weight"]})
         self.cache = DynamicCache()
         self.offset = 0
 
@@ -105,8 +108,7 @@ class LlamaEngine:
             x = embedding[torch.tensor([list(tokens)])]
             for layer, rotary in self.layers:
                 x = run_layer(layer, rotary, x, self.offset, self.cache)
-            variance = x.pow(2).mean(-1, keepdim=True)
-            x = x * torch.rsqrt(variance + self.case.config.rms_norm_eps) * self.weights["model.norm.weight"]
+            x = self.norm(x)
             head = embedding if self.case.config.tie_word_embeddings else self.weights["lm_head.weight"]
             self.offset += len(tokens)
             return np.asarray((x @ head.T)[0])
