@@ -1,4 +1,5 @@
-"""A directory, or the id of a repository on the hub: existing path first, then the local hub cache, then the network.
+"""A directory, or the id of a repository on the hub: existing path first, then the local hub cache, if it
+holds all of the repository, then the network.
 
 ``HF_HOME``, ``HF_HUB_CACHE`` and ``HF_HUB_OFFLINE`` mean what they mean to huggingface_hub, which is only imported for
 a download.
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.checkpoints.errors import CheckpointError
+from harness.checkpoints.weights import missing_file
 
 _ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+$")
 _PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model"]  # never code
@@ -34,11 +36,16 @@ def locate(where: str, revision: str = "main") -> Location:
         raise CheckpointError(f"{path}: is not a directory; name the directory that holds config.json")
     if not _ID.match(where) or ".." in where:
         raise CheckpointError(f"{where}: no such directory, and not the id of a repository (owner/name)")
-    if cached := _cached(where, revision):
-        return Location(cached, where)
+    cached = _cached(where, revision)
+    missing = f"not in {hub_cache()}"
+    if cached is not None:
+        file = _missing(cached)
+        if file is None:
+            return Location(cached, where)
+        missing = f"incomplete in the hub's cache ({cached / file} is missing)"
     if _truthy("HF_HUB_OFFLINE"):
-        raise CheckpointError(f"{where}: no such directory, not in {hub_cache()}, and HF_HUB_OFFLINE is set")
-    return Location(_download(where, revision), where)
+        raise CheckpointError(f"{where}: no such directory, {missing}, and HF_HUB_OFFLINE is set")
+    return Location(_download(where, revision, missing), where)
 
 
 def hub_cache() -> Path:
@@ -51,32 +58,41 @@ def hub_cache() -> Path:
 
 
 def _cached(repository: str, revision: str) -> Path | None:
-    """The snapshot of a revision (a name or a commit) in the cache, if it has a config and weights."""
+    """The snapshot of a revision (a name or a commit) in the cache, whole or not."""
     base = hub_cache() / ("models--" + repository.replace("/", "--"))
     try:
         commit = (base / "refs" / revision).read_text().strip()
     except OSError:
         commit = revision
     folder = base / "snapshots" / commit
+    return folder if folder.is_dir() else None
+
+
+def _missing(folder: Path) -> str | None:
+    """A file that an interrupted download or a lost blob left out of a snapshot; None when it is whole."""
     if not (folder / "config.json").exists():
-        return None
-    return folder if any(folder.glob("*.safetensors")) else None
+        return "config.json"
+    lost = (path.name for pattern in _PATTERNS for path in folder.glob(pattern) if not path.exists())
+    return min(lost, default=None) or missing_file(folder)
 
 
 def _truthy(variable: str) -> bool:
     return os.environ.get(variable, "").strip().upper() in {"1", "ON", "YES", "TRUE"}
 
 
-def _download(repository: str, revision: str) -> Path:
+def _download(repository: str, revision: str, missing: str) -> Path:
+    """What the cache lacks, through the hub's client, which resumes. ``missing``: why, for an error."""
     try:
         import huggingface_hub
     except ImportError as error:
         raise CheckpointError(
-            f"{repository}: no such directory and not in {hub_cache()}; to download it: pip install huggingface_hub"
+            f"{repository}: no such directory, {missing}; to download it: pip install huggingface_hub"
         ) from error
     try:
         found = huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=_PATTERNS)
     except Exception as error:  # of the network, the hub, or its library; all mean that there is no checkpoint
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise CheckpointError(f"{repository}: no such directory, and cannot be downloaded: {reason:.300}") from error
+        raise CheckpointError(
+            f"{repository}: no such directory, {missing}, and cannot be downloaded: {reason:.300}"
+        ) from error
     return Path(found)

@@ -20,6 +20,7 @@ from harness.checkpoints.loading import DTYPES
 from harness.checkpoints.tokenizer import generation_config, tokenizer_files
 from harness.checkpoints.weights import INDEX
 from reference_models.hf.layouts import LAYOUTS, config_to_json, default_layout, pack, weights_in
+from reference_models.hf.processors import processor_files
 from reference_models.hf.sizes import SIZES
 from reference_models.quantised import BITS, Packing
 from reference_models.registry import variants
@@ -106,8 +107,12 @@ def _write(
         data |= {"quantization": said, "quantization_config": said}
     _write_json(folder / "config.json", data)
     _write_json(folder / "generation_config.json", generation_config())
-    for name, content in tokenizer_files(config.vocab_size).items():
-        _write_json(folder / name, content)
+    words = tokenizer_files(config.vocab_size)
+    for name, content in (words | processor_files(family, config) if words else {}).items():
+        if isinstance(content, str):
+            (folder / name).write_text(content)
+        else:
+            _write_json(folder / name, content)
 
 
 def _layers(family: str, config: Any, seed: int) -> Iterator[dict[str, mx.array]]:

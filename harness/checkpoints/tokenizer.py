@@ -1,4 +1,5 @@
-"""A tokenizer without merges: one token per byte, and the special tokens. Enough for any loader."""
+"""A tokenizer without merges: one token per byte, the special tokens, and nothing but numbered names for
+the rest. Enough for any loader."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ def _byte_characters() -> list[str]:
 
 
 def tokenizer_files(vocab_size: int) -> dict[str, dict[str, Any]]:
-    """tokenizer.json and tokenizer_config.json; the vocabulary is that of the model or smaller."""
+    """tokenizer.json and tokenizer_config.json; empty when the model's vocabulary is too small for it."""
     if vocab_size < 256 + len(SPECIAL):
         return {}
     special = [
@@ -32,6 +33,8 @@ def tokenizer_files(vocab_size: int) -> dict[str, dict[str, Any]]:
         }
         for index, text in enumerate(SPECIAL)
     ]
+    # A random model says any of its tokens, and a detokeniser wants a text for each.
+    reserved = [f"<|reserved_{number}|>" for number in range(256 + len(SPECIAL), vocab_size)]
     bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     tokenizer: dict[str, Any] = {
         "version": "1.0",
@@ -50,7 +53,7 @@ def tokenizer_files(vocab_size: int) -> dict[str, dict[str, Any]]:
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "vocab": {character: byte for byte, character in enumerate(_byte_characters())},
+            "vocab": {text: number for number, text in enumerate([*_byte_characters(), *SPECIAL, *reserved])},
             "merges": [],
         },
     }

@@ -30,18 +30,15 @@ class Weights:
 def read_weights(folder: Path) -> Weights:
     """Read and check the headers of all weight files. CheckpointError names file and key."""
     index = folder / INDEX
-    placed: dict[str, str] | None = None
-    if index.exists():
-        placed = _read_index(index)
-        names = sorted(set(placed.values()))
-    else:
-        names = _find_files(folder)
+    placed = _read_index(index) if index.exists() else None
+    names = sorted(set(placed.values())) if placed is not None else _find_files(folder)
     files = []
     for name in names:
         path = _inside(folder, name, index if placed is not None else folder)
         if not path.is_file():
             keys = [key for key, file in (placed or {}).items() if file == name]
             told = f"; {index.name} places {len(keys)} keys in it, first {keys[0]!r:.200}" if keys else ""
+            told = told or f"; there is no {INDEX} that says otherwise"
             raise CheckpointError(f"{path}: missing shard, or not a file{told}")
         files.append(path)
     tensors: dict[str, Tensor] = {}
@@ -57,6 +54,19 @@ def read_weights(folder: Path) -> Weights:
     return Weights(tensors, tuple(files), index if placed is not None else None)
 
 
+def missing_file(folder: Path) -> str | None:
+    """The first weight file that the folder should have and has not; None when all are there, whatever is in them."""
+    index = folder / INDEX
+    if index.is_symlink() and not index.exists():
+        return INDEX
+    try:
+        names = sorted(set(_read_index(index).values())) if index.exists() else _find_files(folder)
+        return next((name for name in names if not _inside(folder, name, folder).is_file()), None)
+    except CheckpointError:
+        # Nothing that looks like weights; or an index that cannot be used, which ``read_weights`` says better.
+        return None if index.exists() else "model.safetensors"
+
+
 def _read_index(index: Path) -> dict[str, str]:
     data, _ = read_json(index)
     placed = data.get("weight_map") if isinstance(data, dict) else None
@@ -68,7 +78,8 @@ def _read_index(index: Path) -> dict[str, str]:
 
 
 def _find_files(folder: Path) -> list[str]:
-    """Weight files of a folder without an index: ``model*.safetensors``, else all; every shard of a numbered set."""
+    """Weight files of a folder without an index: ``model*.safetensors``, else all; every shard of a numbered set, the
+    missing ones too."""
     for pattern in ("model*.safetensors", "*.safetensors"):
         names = sorted(path.name for path in folder.glob(pattern))
         if names:
@@ -81,9 +92,8 @@ def _find_files(folder: Path) -> list[str]:
         if match := _SHARD.match(name):
             count, stem = int(match["count"]), match["stem"]
             wanted = (f"{stem}-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1))
-            missing = [other for other in wanted if other not in names]
-            if missing:
-                raise CheckpointError(f"{folder / missing[0]}: missing shard; there is no {INDEX} that says otherwise")
+            if missing := next((other for other in wanted if other not in names), None):
+                return [missing, *names]  # one is enough to refuse the folder
     return names
 
 

@@ -17,8 +17,8 @@ PROMPTS: dict[str, list[list[Any]]] = {
     "two images": [[2, ("image", (1, 2, 1)), 1, ("image", (1, 3, 2)), 3]],
     "video": [[2, ("video", (2, 2, 2)), 3]],
     "image and video": [[1, ("image", (1, 1, 2)), 2, ("video", (3, 3, 1)), 2]],
-    "batch": [[2, ("image", (1, 2, 2)), 3, ("image", (1, 2, 1)), 1], [4, ("image", (1, 2, 3)), 2]],
-    "batch of one image": [[9, ("image", (1, 1, 1)), 2], [12]],
+    "batch": [[2, ("image", (1, 2, 2)), 3, ("image", (1, 2, 1)), 1], [4, ("image", (1, 2, 3)), 4]],
+    "batch of one image": [[9, ("image", (1, 1, 1)), 2], [14]],
 }
 
 
@@ -26,7 +26,8 @@ def prompt(config: Any, name: str, seed: int = 0) -> Inputs:
     """The prompt of that name for a model with this config; words are ids below every special token."""
     rng = np.random.default_rng(seed)
     tower = config.vision
-    merge, words = tower.spatial_merge_size, min(config.image_token_id, config.video_token_id) - 6
+    merge, words = tower.spatial_merge_size, config.image_token_id - 6
+    start, end = config.image_token_id - 2, config.image_token_id - 1  # of vision, in every config of these tests
     grids: dict[str, list[Grid]] = {"image": [], "video": []}
     rows = []
     for runs in PROMPTS[name]:
@@ -39,8 +40,9 @@ def prompt(config: Any, name: str, seed: int = 0) -> Inputs:
             grids[kind].append((t, h * merge, w * merge))
             token = getattr(config, f"{kind}_token_id")
             frames = t if kind == "video" and tower.frames_apart else 1
-            for frame in range(frames):
-                ids += rng.integers(0, words, 2).tolist() * bool(frame) + [token] * (t * h * w // frames)
+            for _ in range(frames):
+                ids += rng.integers(0, words, 2).tolist() * (frames > 1)  # for a timestamp
+                ids += [start, *[token] * (t * h * w // frames), end]
         rows.append(ids)
     arrays: dict[str, Any] = {"ids": np.array(rows)}
     for kind, pixels in (("image", "pixel_values"), ("video", "pixel_values_videos")):

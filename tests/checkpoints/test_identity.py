@@ -6,7 +6,6 @@ import hashlib
 import json
 import shutil
 import sys
-import types
 from pathlib import Path
 
 import mlx.core as mx
@@ -185,61 +184,6 @@ def test_a_cache_of_nonsense_is_only_slower(synth: Synth) -> None:
     first = fingerprint(open_checkpoint(synth("qwen3_vl")))
     cache_file().write_text("[1]")
     assert fingerprint(open_checkpoint(synth("qwen3_vl"))) == first
-
-
-def _as_hub(folder: Path, hub: Path, repository: str) -> Path:
-    """The folder in the form of the hub's cache: blobs, and a snapshot of links."""
-    base = hub / ("models--" + repository.replace("/", "--"))
-    snapshot = base / "snapshots" / "c0ffee"
-    snapshot.mkdir(parents=True)
-    (base / "blobs").mkdir()
-    (base / "refs").mkdir()
-    (base / "refs" / "main").write_text("c0ffee")
-    for number, path in enumerate(folder.iterdir()):
-        shutil.copy(path, base / "blobs" / str(number))
-        (snapshot / path.name).symlink_to(f"../../blobs/{number}")
-    return snapshot
-
-
-@pytest.mark.parametrize("sharded", [False, True])
-def test_the_hub_cache_is_found_before_the_network(
-    sharded: bool, synth: Synth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = synth("qwen3_vl", shard_bytes=60_000 if sharded else 1 << 30)
-    snapshot = _as_hub(folder, tmp_path / "home" / "hub", "some/model")
-    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.chdir(tmp_path)
-    checkpoint = open_checkpoint("some/model")
-    assert checkpoint.path == snapshot and checkpoint.name == "some/model"
-    load_model(checkpoint)
-    assert open_checkpoint("some/model", revision="c0ffee").path == snapshot
-    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE is set"):
-        open_checkpoint("some/other")
-    shutil.copytree(synth("mistral4"), tmp_path / "some" / "model")
-    assert open_checkpoint("some/model").family == "mistral4"  # an existing path comes first
-
-
-def test_downloads_go_through_the_hubs_client(synth: Synth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    asked = []
-
-    def snapshot_download(repository: str, **options: object) -> str:
-        asked.append((repository, options["revision"], options["allow_patterns"]))
-        if repository == "some/broken":
-            raise OSError("no route\nto host")
-        return str(synth("qwen3_vl"))
-
-    monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(snapshot_download=snapshot_download))
-    assert open_checkpoint("some/model").name == "some/model"
-    assert asked[0][:2] == ("some/model", "main") and not any("py" in pattern for pattern in asked[0][2])  # type: ignore[attr-defined]
-    with pytest.raises(CheckpointError, match=r"some/broken: .*cannot be downloaded: no route to host"):
-        open_checkpoint("some/broken")
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(CheckpointError, match="pip install huggingface_hub"):
-        open_checkpoint("some/model")
 
 
 @pytest.mark.parametrize("where", ["", "no/such/place", "a/../b", "nothing"])

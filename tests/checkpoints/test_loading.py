@@ -18,6 +18,7 @@ from harness.checkpoints import greedy, load_model, logits, not_a_number, open_c
 from reference_models.hf.sizes import SIZES
 from reference_models.registry import FAMILIES
 from tests.checkpoints.conftest import Synth
+from tests.checkpoints.prompts import prompt
 
 IDS = np.random.default_rng(3).integers(0, 256, (2, 12))
 ONE = "model.safetensors"
@@ -135,12 +136,84 @@ def test_what_is_no_number_is_found_in_every_type(dtype: str, bad: float, synth:
     assert not_a_number(model) == ["model.layers.1.mlp.experts.up_proj"]
 
 
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "qwen3_vl_moe"])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_packed_tower(family: str, named: bool, synth: Synth, tmp_path: Path) -> None:
+    """As mlx-vlm packs it when told to; the config may name the layers, and one of them is left alone. The model is
+    that of the numbers which the packing stands for."""
+    plain: dict[str, mx.array] = {}
+    said: dict[str, Any] = {"bits": 4, "group_size": 32}
+
+    def packed(weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        made = dict(weights)
+        plain.update(weights)
+        for name, array in weights.items():
+            stem = name.removesuffix(".weight")
+            if "vision_tower" not in name or array.ndim != 2:
+                continue
+            if stem.endswith("0.attn.proj"):
+                said.update({stem: False} if named else {})
+                continue
+            parts = mx.quantize(array, group_size=32, bits=8)
+            said.update({stem: {"bits": 8, "group_size": 32}} if named else {})
+            made |= zip((name, f"{stem}.scales", f"{stem}.biases"), parts, strict=True)
+            plain[name] = mx.dequantize(*parts, group_size=32, bits=8)
+        return made
+
+    source = synth(family, layout="mlx")
+    folder = rewritten(source, tmp_path / "packed", packed)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization": said}))
+    same = rewritten(source, tmp_path / "plain", lambda _: plain)
+    model, wanted = load_model(open_checkpoint(folder)), load_model(open_checkpoint(same))
+    assert "scales" in model.visual.blocks[0].attn.qkv and "scales" not in model.visual.blocks[0].attn.proj
+    inputs = prompt(model.config, "two images")
+    mine, theirs = logits(model, inputs), logits(wanted, inputs)
+    assert np.abs(mine - theirs).max() <= 5e-5 * theirs.std()
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_tower_in_half_precision(family: str, dtype: str, synth: Synth) -> None:
+    checkpoint = open_checkpoint(synth(family, dtype=dtype))
+    half, wide = load_model(checkpoint), load_model(checkpoint, "float32")
+    assert str(half.visual.patch_embed.proj.weight.dtype) == f"mlx.core.{dtype}"
+    inputs = prompt(half.config, "image and video")
+    made, wanted = logits(half, inputs), logits(wide, inputs)
+    assert np.abs(made - wanted).max() < (0.02 if dtype == "float16" else 0.2) * wanted.std()
+
+
 def test_greedy_continues_the_logits(synth: Synth) -> None:
     model = load_model(open_checkpoint(synth("qwen3_vl")))
     ids = IDS
     for _ in range(6):
         ids = np.concatenate([ids, logits(model, ids)[:, -1:].argmax(-1)], axis=1)
     np.testing.assert_array_equal(greedy(model, IDS, 6), ids[:, -6:])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("bits", [None, 4])
+def test_half_precision_runs_or_says_what_to_do(
+    family: str, dtype: str, bits: int | None, synth: Synth, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """MLX multiplies unpacked experts in float32 alone on a CPU; everything else runs in what is stored."""
+    folder, ids, out = synth(family, dtype=dtype, bits=bits), tmp_path / "ids.npz", tmp_path / "out.npz"
+    np.savez(ids, ids=IDS)
+    command = ["logits", str(folder), "--input", str(ids), "--output", str(out)]
+    code = cli.main(command)
+    said = capsys.readouterr().err
+    experts = family in ("mistral4", "qwen3_vl_moe") and bits is None
+    if experts and mx.default_device() == mx.Device(mx.cpu):
+        assert code == 2 and not out.exists()
+        assert said.count("\n") == 1 and said.endswith("; try --dtype float32\n") and "cannot run here" in said
+        assert cli.main([*command, "--dtype", "float32"]) == 0
+    else:
+        assert code == 0, said
+    made, wide = np.load(out)["logits"], run(folder, dtype="float32")
+    # Half precision routes near ties elsewhere, so most tokens must agree, not all.
+    off = np.abs(made - wide).max(axis=-1) / wide.std()
+    assert np.median(off) < 0.1, off
 
 
 @pytest.mark.parametrize("family", FAMILIES)

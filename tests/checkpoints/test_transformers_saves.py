@@ -45,7 +45,7 @@ VISION3 = {
     "num_position_embeddings": 16,
     "deepstack_visual_indexes": [2, 0],
 }
-TOKENS = {"image_token_id": 61, "video_token_id": 62, "vision_start_token_id": 60, "vision_end_token_id": 59}
+TOKENS = {"image_token_id": 61, "video_token_id": 62, "vision_start_token_id": 59, "vision_end_token_id": 60}
 MISTRAL = BASE | {
     "num_key_value_heads": 4,
     "moe_intermediate_size": 16,
