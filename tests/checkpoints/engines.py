@@ -11,7 +11,7 @@ import numpy as np
 from harness.checkpoints import Inputs, greedy, load_model, logits, open_checkpoint
 from tests.checkpoints.prompts import as_torch, prompt
 
-PARITY = "the published implementations are not installed: pip install 'mlx-kv-harness[parity]'"
+PARITY = "the published implementations are not installed: pip install 'mlx-kv-harness[peers]'"
 MLX_VLM = "mlx-vlm is not installed: pip install 'mlx-kv-harness[mlx-vlm]'"
 STEPS = 6
 TOLERANCE = 5e-5  # of the deviation of the logits

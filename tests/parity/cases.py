@@ -14,7 +14,6 @@ from reference_models.drawing import VISION_FAMILIES, Choose, draw_config
 from reference_models.vision import Grid
 
 MODALITIES = ("text", "image", "images", "video", "mixed")
-VISION = tuple(name for name in MODALITIES if name != "text")
 #: Of a modality: the images and videos of a prompt, in order.
 KINDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "text": ((),),

@@ -67,7 +67,7 @@ def run_row(peer: Peer, family: str, modality: str, count: int, seed: int) -> Ro
     while row.compared < count and row.drawn < MOST_DRAWS * count and (row.compared or row.drawn < HOPELESS):
         case = peer.adapt(seeded_case(family, modality, seed, row.drawn))
         row.drawn += 1
-        entries = limitations_of(peer.name, installed, case)
+        entries = limitations_of(peer, installed, case)
         if entries:
             _meet(row, peer, case, entries)
             continue

@@ -29,7 +29,7 @@ def covered(entry: Limitation, installed: str) -> Case | None:
                 continue
             for number in range(DRAWS):
                 case = peer.adapt(running.seeded_case(family, modality, 9, number))
-                held = limitations_of(peer.name, installed, case)
+                held = limitations_of(peer, installed, case)
                 if entry in held and entry.seen(case) and (best is None or len(held) < best[0]):
                     best = len(held), case
                 if best and best[0] == 1:
@@ -47,7 +47,7 @@ def test_what_is_recorded_still_fails(entry: Limitation) -> None:
     case = covered(entry, installed)
     if case is None:
         pytest.skip(f"recorded for {entry.versions}, installed is {installed}")
-    wrong, _ = running.try_known(peer, case, (entry, *limitations_of(peer.name, installed, case)))
+    wrong, _ = running.try_known(peer, case, (entry, *limitations_of(peer, installed, case)))
     assert wrong is None, wrong
 
 
@@ -56,13 +56,15 @@ def test_every_entry_is_complete() -> None:
     for entry in LIMITATIONS:
         assert entry.peer in BY_NAME and entry.measured and entry.why and entry.condition, entry.id
         assert bool(entry.says) == (entry.kind == "limitation"), entry.id
-        assert not entry.applies(entry.peer, "0.0.1", running.seeded_case(entry.families[0], "text", 0, 0)), entry.id
+        assert not entry.applies(BY_NAME[entry.peer], "0.0.1", running.seeded_case(entry.families[0], "text", 0, 0)), (
+            entry.id
+        )
 
 
 class Fake:
     """A peer that says what it is told to say: our own logits, others, or no."""
 
-    name, needs = "mlx-lm", ("numpy",)
+    name, needs, mended = "fake", ("numpy",), frozenset[str]()
 
     def __init__(self, answer: str):
         self.answer = answer

@@ -64,7 +64,7 @@ def test_a_drawn_configuration_agrees(peer: Peer, family: str, modality: str) ->
             return data.draw(st.sampled_from(options))
 
         case = peer.adapt(draw_case(family, modality, choose))
-        if entries := limitations_of(peer.name, installed, case):
+        if entries := limitations_of(peer, installed, case):
             known.extend(entries)
             if any(entry.seen(case) for entry in entries):
                 wrong, _ = try_known(peer, case, entries)
@@ -100,7 +100,7 @@ def test_the_configurations_that_campaigns_use_agree(peer: Peer, variant: regist
     if getattr(variant.config, "vision", None) is not None and peer.name == "mlx-lm":
         pytest.skip("mlx-lm has no vision tower: the variant without one is the same to it")
     case = peer.adapt(_chosen_case(variant.family, variant.name, variant.config, dict(variant.options)))
-    if entries := limitations_of(peer.name, installed, case):
+    if entries := limitations_of(peer, installed, case):
         wrong, _ = try_known(peer, case, entries)
         assert wrong is None, wrong
     else:
@@ -111,7 +111,7 @@ def _found(peer: Peer, family: str, modality: str) -> bool:
     """Whether one of a few configurations shows a difference."""
     for number in range(12):
         case = peer.adapt(seeded_case(family, modality, 3, number))
-        if limitations_of(peer.name, version(peer.needs[0]) or "", case):
+        if limitations_of(peer, version(peer.needs[0]) or "", case):
             continue
         try:
             compare(peer, case)

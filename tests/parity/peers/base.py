@@ -25,10 +25,12 @@ class Engine(Protocol):
 
 
 class Peer(Protocol):
-    """One published implementation. ``needs``: packages that must be installed; the first one's version is shown."""
+    """One published implementation. ``needs``: packages that must be installed; the first one is the engine, whose
+    version is shown. ``mended``: known failures that we repair in it, to compare what lies behind them."""
 
     name: str
     needs: tuple[str, ...]
+    mended: frozenset[str]
 
     def modalities(self, family: str) -> tuple[str, ...]:
         """What it can be asked of a family; empty for a family that it does not have."""

@@ -23,6 +23,7 @@ class LlamaLayers:
 
     name = "transformers-llama"
     needs = ("transformers", "torch")
+    mended: frozenset[str] = frozenset()
 
     def modalities(self, family: str) -> tuple[str, ...]:
         return ("text",) if family == "nemotron_nas" else ()

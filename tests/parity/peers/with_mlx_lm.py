@@ -17,6 +17,7 @@ class MlxLm:
 
     name = "mlx-lm"
     needs = ("mlx-lm",)
+    mended: frozenset[str] = frozenset()
 
     def modalities(self, family: str) -> tuple[str, ...]:
         return ("text",)

@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx import nn
 
 from reference_models.drawing import VISION_FAMILIES
 from tests.parity import checkpoints
@@ -19,6 +20,7 @@ class MlxVlm:
 
     name = "mlx-vlm"
     needs = ("mlx-vlm",)
+    mended: frozenset[str] = frozenset()
 
     def modalities(self, family: str) -> tuple[str, ...]:
         return modalities(family) if family in VISION_FAMILIES else ()
@@ -30,7 +32,26 @@ class MlxVlm:
         from mlx_vlm.utils import load_model
 
         checkpoints.write(case, folder)
-        return MlxVlmEngine(case, load_model(folder))
+        return MlxVlmEngine(case, self._mend(load_model(folder)))
+
+    def _mend(self, model: Any) -> Any:
+        return model
+
+
+class MendedMlxVlm(MlxVlm):
+    """mlx-vlm with the two GELUs of qwen3_vl_moe's tower exchanged, so that its images can be compared at all."""
+
+    name = "mlx-vlm-mended"
+    mended = frozenset({"mlx-vlm-moe-gelus"})
+
+    def modalities(self, family: str) -> tuple[str, ...]:
+        return ("image", "images", "video") if family == "qwen3_vl_moe" else ()
+
+    def _mend(self, model: Any) -> Any:
+        for name, module in model.vision_tower.named_modules():
+            if "act_fn" in module:
+                module.act_fn = nn.GELU() if "merger" in name else nn.GELU(approx="tanh")
+        return model
 
 
 class MlxVlmEngine:

@@ -18,6 +18,7 @@ class Transformers:
 
     name = "transformers"
     needs = ("transformers", "torch")
+    mended: frozenset[str] = frozenset()
 
     def modalities(self, family: str) -> tuple[str, ...]:
         return () if family in ONLY_MLX else modalities(family)
