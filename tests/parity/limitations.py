@@ -10,13 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 from packaging.specifiers import SpecifierSet
 
-from reference_models import mrope_ids, rope
 from tests.parity.cases import Case
+from tests.parity.conditions import bare, few_experts, long_video, mistaken_patches, tower, turned, unscaled_yarn
 from tests.parity.peers.base import Peer
 
 Kind = Literal["limitation", "known failure"]
@@ -60,59 +59,6 @@ class Limitation:
         return self.kind == "limitation" and re.search(self.says, refusal, re.DOTALL) is not None
 
 
-def _vision(case: Case) -> Any:
-    return getattr(case.config, "vision", None)
-
-
-def _tower(test: Callable[[Any], bool]) -> Callable[[Case], bool]:
-    return lambda case: _vision(case) is not None and test(_vision(case))
-
-
-def _turned(case: Case) -> float:
-    """The largest angle, in radians, by which the place of a token in its picture turns it away from that of text."""
-    config = case.config
-    places = mrope_ids.Placeholders(
-        config.image_token_id, config.video_token_id, config.vision.spatial_merge_size, case.family != "qwen2_vl"
-    )
-    ids, _ = mrope_ids.position_ids(case.tokens, case.grids("image"), case.grids("video"), places)
-    scaling = config.rope_scaling
-    axes = np.array(rope.mrope_axes(scaling.mrope_section, scaling.mrope_interleaved))
-    away = np.array(ids)[axes, 0] - np.arange(len(case.tokens))
-    return float(np.abs(away / np.array(rope.standard_freqs(config.head_dim, config.rope_theta))[:, None]).max())
-
-
-def _long_video(case: Case) -> bool:
-    """A video whose frames outnumber its rows and its columns, so that T is its largest id, and tokens behind it."""
-    if not case.pictures:
-        return False
-    merge = case.config.vision.spatial_merge_size
-    ends = case.tokens[-1] == case.config.video_token_id
-    followed = case.pictures[:-1] if ends else case.pictures
-    return any(picture.kind == "video" and picture.grid[0] > max(picture.grid[1:]) // merge for picture in followed)
-
-
-def _bare(case: Case) -> bool:
-    """A picture without its start token, whose ids are not by chance those of text."""
-    return case.bare and _turned(case) > 0
-
-
-def _mistaken_patches(vision: Any) -> bool:
-    """The published weight of the patch embedding ``[width, C, T, P, P]`` looks as if its channels came last."""
-    channels, frames, size = vision.in_channels, vision.temporal_patch_size, vision.patch_size
-    taken = size == 3 or (channels >= frames and channels >= size and frames == size)
-    return taken and (channels, frames, size, size) != (frames, size, size, channels)
-
-
-def _unscaled_yarn(case: Case) -> bool:
-    scaling = case.config.rope_parameters
-    return scaling.mscale == 0 and scaling.mscale_all_dim != 0 and scaling.factor > 1
-
-
-def _few_experts(case: Case) -> bool:
-    config = case.config
-    return config.n_routed_experts // config.n_group < 2 and config.first_k_dense_replace < config.num_hidden_layers
-
-
 QWEN3 = ("qwen3_vl", "qwen3_vl_moe")
 QWEN = ("qwen2_vl", *QWEN3)
 
@@ -124,7 +70,7 @@ LIMITATIONS: tuple[Limitation, ...] = (
         versions=">=5.24",
         kind="limitation",
         condition="a group holds one expert",
-        holds=_few_experts,
+        holds=few_experts,
         measured="RuntimeError: selected index k out of range",
         says="selected index k out of range",
         why="Mistral4TopkRouter.forward scores every group by topk(2), a single group as well",
@@ -136,7 +82,7 @@ LIMITATIONS: tuple[Limitation, ...] = (
         versions=">=5.24",
         kind="known failure",
         condition="tokens follow on a video with more frames than rows and columns of tokens",
-        holds=_long_video,
+        holds=long_video,
         measured="0.4 to 1.1",
         why="get_rope_index goes on at start + max(h, w) // merge and leaves the frames out; the paper (arXiv "
         "2409.12191, section 2.1), the code published with the checkpoints and mlx-vlm go on above the largest id",
@@ -148,7 +94,7 @@ LIMITATIONS: tuple[Limitation, ...] = (
         versions=">=0.32.2",
         kind="known failure",
         condition="mscale is 0, mscale_all_dim is not, and factor is above 1",
-        holds=_unscaled_yarn,
+        holds=unscaled_yarn,
         measured="0.14 to 3.1",
         why="YarnRoPE divides the two corrections even if one of them is 0; the published code takes the ratio only if "
         "both are set, else the correction of the factor alone",
@@ -197,7 +143,7 @@ LIMITATIONS: tuple[Limitation, ...] = (
         kind="limitation",
         condition="the patch embedding looks as if channels came last: patch_size 3, or temporal_patch_size = "
         "patch_size <= in_channels",
-        holds=_tower(_mistaken_patches),
+        holds=tower(mistaken_patches),
         measured="ValueError: Expected shape (16, 1, 3, 3, 3) but received shape (16, 3, 1, 3, 3) for "
         "vision_tower.patch_embed.proj.weight",
         says="patch_embed.proj.weight",
@@ -211,7 +157,7 @@ LIMITATIONS: tuple[Limitation, ...] = (
         versions=">=0.7.10",
         kind="limitation",
         condition="spatial_merge_size is not 2",
-        holds=_tower(lambda vision: vision.spatial_merge_size != 2),
+        holds=tower(lambda vision: vision.spatial_merge_size != 2),
         measured="ValueError: Expected shape (96, 96) but received shape (216, 216) for "
         "vision_tower.merger.mlp.0.weight",
         says="vision_tower.merger.mlp",
@@ -224,7 +170,7 @@ LIMITATIONS: tuple[Limitation, ...] = (
         versions=">=0.7.10",
         kind="known failure",
         condition="the tower's hidden_act is not quick_gelu",
-        holds=_tower(lambda vision: vision.hidden_act != "quick_gelu"),
+        holds=tower(lambda vision: vision.hidden_act != "quick_gelu"),
         measured="0.01 to 1",
         why="MLP of the tower has GELU(approx='fast') whatever hidden_act says",
     ),
@@ -235,8 +181,8 @@ LIMITATIONS: tuple[Limitation, ...] = (
         versions=">=0.7.10",
         kind="known failure",
         condition="the tower's hidden_act is not gelu_pytorch_tanh",
-        holds=_tower(lambda vision: vision.hidden_act != "gelu_pytorch_tanh"),
-        seen=_tower(lambda vision: vision.hidden_act != "gelu"),  # the two GELUs may give 7e-5, hardly over the line
+        holds=tower(lambda vision: vision.hidden_act != "gelu_pytorch_tanh"),
+        seen=tower(lambda vision: vision.hidden_act != "gelu"),  # the two GELUs may give 7e-5, hardly over the line
         measured="0.003 to 1",
         why="MLP of the tower has GELU(approx='tanh') whatever hidden_act says",
     ),
@@ -247,8 +193,8 @@ LIMITATIONS: tuple[Limitation, ...] = (
         versions=">=0.7.10",
         kind="known failure",
         condition="no vision_start token stands before a picture whose ids are not those of text",
-        holds=_bare,
-        seen=lambda case: _turned(case) > 0.1,
+        holds=bare,
+        seen=lambda case: turned(case) > 0.1,
         measured="0.5 to 1.3",
         why="get_rope_index counts pictures by the tokens behind vision_start and takes the others for text, as the "
         "code published with Qwen2-VL does; the published prompts always have the token",
@@ -299,7 +245,7 @@ LIMITATIONS: tuple[Limitation, ...] = (
         holds=lambda case: bool(case.pictures),
         measured="6e-4 to 5e-2",
         why="vision.py of qwen3_vl_moe has the exact GELU in the blocks and the tanh one in the mergers; the published "
-        "code, transformers and mlx-vlm's own qwen3_vl have them the other way round; exchanged, it agrees (the rows of "
+        "code, transformers and mlx-vlm's own qwen3_vl have them the other way round; exchanged, it agrees (rows "
         "mlx-vlm-mended)",
     ),
 )
