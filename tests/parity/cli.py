@@ -18,6 +18,8 @@ from pathlib import Path
 
 os.environ.setdefault("MLX_DISABLE_COMPILE", "1")  # before MLX is imported; compiling costs more than it saves here
 
+import mlx.core as mx
+
 from reference_models.registry import FAMILIES
 from tests.parity.cases import MODALITIES
 from tests.parity.peers import PEERS, missing, version
@@ -63,7 +65,7 @@ def _run(tasks: Sequence[Task], options: argparse.Namespace) -> list[Row]:
     """Rows in the order of the tasks, each in one of several processes."""
     there = [not missing(NAMES[peer]) for peer, _, _ in tasks]
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(options.jobs, mp_context=context, initializer=_quiet) as pool:
+    with ProcessPoolExecutor(options.jobs, mp_context=context, initializer=_prepare) as pool:
         made = [
             pool.submit(_row, task, options.examples, options.seed) if installed else None
             for task, installed in zip(tasks, there, strict=True)
@@ -82,8 +84,10 @@ def _row(task: Task, examples: int, seed: int) -> Row:
     return row
 
 
-def _quiet() -> None:
-    """Progress bars and warnings of the peers would drown the table; tiny matrices gain nothing from threads."""
+def _prepare() -> None:
+    """Progress bars and warnings of the peers would drown the table; tiny matrices gain nothing from threads; a GPU
+    rounds otherwise."""
+    mx.set_default_device(mx.cpu)
     logging.disable(logging.WARNING)
     if version("transformers") is not None:
         from transformers.utils import logging as theirs

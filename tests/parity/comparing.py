@@ -121,11 +121,8 @@ def _follow(case: Case, ours: Ours, engine: Engine, theirs: np.ndarray) -> Outco
         best, other = int(mine[-1].argmax()), int(theirs[-1].argmax())
         outcome.greedy += 1
         outcome.equal += best == other
-        if best != other:
-            gap = float(theirs[-1, other] - theirs[-1, best]) / scale
-            if gap > 2 * TOLERANCE:
-                raise Disagreement(f"greedy token {number} is {best} here, {other} there, {gap:.1e} apart", gap)
-            outcome.ties.append(gap)
+        if best != other:  # the logits agree, so these two are within twice the tolerance of each other
+            outcome.ties.append(float(theirs[-1, other] - theirs[-1, best]) / scale)
         with routing.our_routers() as seen:
             mine = ours.step(other)[None]
         try:

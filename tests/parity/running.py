@@ -68,14 +68,16 @@ def run_row(peer: Peer, family: str, modality: str, count: int, seed: int) -> Ro
         case = peer.adapt(seeded_case(family, modality, seed, row.drawn))
         row.drawn += 1
         entries = limitations_of(peer, installed, case)
-        if entries:
-            _meet(row, peer, case, entries)
-            continue
-        row.compared += 1
+        row.compared += not entries
         try:
-            row.outcome.add(compare(peer, case))
+            if entries:
+                _meet(row, peer, case, entries)
+            else:
+                row.outcome.add(compare(peer, case))
         except (Refusal, Disagreement, UnexplainedFlip) as error:
             row.failures.append(f"{type(error).__name__}: {error}; {case.text()}")
+        except Exception as error:  # of our side: the peer's are refusals
+            row.failures.append(f"ours raised {type(error).__name__}: {error}; {case.text()}")
     return row
 
 

@@ -151,6 +151,8 @@ def test_a_broken_side_of_ours_is_not_taken_for_a_refusal(monkeypatch: pytest.Mo
     monkeypatch.setattr(peer, "open", lambda case, folder: _silent(checkpoints, case, folder))
     with pytest.raises(ZeroDivisionError):
         comparing.compare(peer, case)
+    row = running.run_row(peer, "qwen2_vl", "text", 2, 0)
+    assert [line.split(";")[0] for line in row.failures] == ["ours raised ZeroDivisionError: division by zero"] * 2
 
 
 def _silent(checkpoints: Any, case: Case, folder: Path) -> Any:
