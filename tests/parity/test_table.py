@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from tests.parity import cli
 from tests.parity.comparing import Outcome
 from tests.parity.limitations import LIMITATIONS
+from tests.parity.peers import missing
 from tests.parity.routing import Flip
 from tests.parity.running import Row
 from tests.parity.table import BEGIN, END, markdown, span, write_block
@@ -120,3 +123,19 @@ def test_a_peer_that_is_missing_gets_a_row(monkeypatch: pytest.MonkeyPatch, caps
     assert cli.main(["--peers", "mlx-vlm", "--modalities", "text", "--jobs", "1"]) == 1
     out = capsys.readouterr()
     assert out.out.count("not installed") == 3 and "no-such-package not installed" in out.err
+
+
+def test_the_command_runs_rows_in_processes_of_their_own() -> None:
+    if missing(cli.NAMES["mlx-lm"]):
+        pytest.skip("not installed: mlx-lm")
+    chosen = ["--peers", "mlx-lm", "--families", "nemotron_nas,qwen2_vl", "--examples", "2", "--jobs", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.parity", *chosen],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for family in ("nemotron_nas", "qwen2_vl"):
+        assert "| text | 2 |" in line(done.stdout, f"| {family}") and "| 8 of 8 |" in line(done.stdout, f"| {family}")
