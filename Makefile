@@ -14,13 +14,16 @@ STAMP := $(VENV)/$(INSTALLED)
 PEERS_STAMP := $(PEERS_VENV)/$(INSTALLED)
 GENERATED := reports/families reports/checkpoints reports/targets
 
-.PHONY: run test lint format parity bench load seeds publish-reports constraints clean
+.PHONY: run test published-sizes lint format parity bench load seeds publish-reports constraints clean
 
 run: $(STAMP)  # every family at the quick profile; reports in reports/
 	$(BIN)/kv-harness run --profile quick --strict
 
 test: $(STAMP)  # the test suite, on all cores
 	$(BIN)/python -m pytest -n auto
+
+published-sizes: $(STAMP)  # checkpoints of published widths are written, loaded and run; up to 2 GB each
+	$(BIN)/python -m pytest -m published
 
 lint: $(STAMP)  # style, format and types
 	$(BIN)/ruff check
