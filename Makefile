@@ -1,24 +1,29 @@
-# Needs make and Python >= 3.11, nothing else. PYTHON chooses the interpreter, VENV the environment's folder.
+# Needs make and Python >= 3.11, nothing else. PYTHON chooses the interpreter, VENV the environment's folder, PEERS_VENV
+# that of the environment with the engines that we compare with (torch is large: nothing else needs it).
 PYTHON ?= python3
 VENV ?= .venv
+PEERS_VENV ?= .venv-peers
 
 BIN := $(VENV)/bin
-# --no-compile below: bytecode is made when first needed, which takes a third off the install.
-PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Says that a folder is ours to clear; made before anything else in it, and never removed from it.
-MARK := $(VENV)/.kv-harness
+MARK := .kv-harness
 # Last to be made, so an interrupted install is done again; named after this folder, because the editable install
 # of another checkout, or of this one before it moved, would run other code than you see.
-STAMP := $(VENV)/.installed-$(shell pwd -P | cksum | cut -d' ' -f1)
+INSTALLED := .installed-$(shell pwd -P | cksum | cut -d' ' -f1)
+STAMP := $(VENV)/$(INSTALLED)
+PEERS_STAMP := $(PEERS_VENV)/$(INSTALLED)
 GENERATED := reports/families reports/checkpoints reports/targets
 
-.PHONY: run test lint format bench load seeds publish-reports constraints clean
+.PHONY: run test published-sizes lint format parity bench load seeds publish-reports constraints clean
 
 run: $(STAMP)  # every family at the quick profile; reports in reports/
 	$(BIN)/kv-harness run --profile quick --strict
 
 test: $(STAMP)  # the test suite, on all cores
 	$(BIN)/python -m pytest -n auto
+
+published-sizes: $(STAMP)  # checkpoints of published widths are written, loaded and run; up to 2 GB each
+	$(BIN)/python -m pytest -m published
 
 lint: $(STAMP)  # style, format and types
 	$(BIN)/ruff check
@@ -28,6 +33,13 @@ lint: $(STAMP)  # style, format and types
 format: $(STAMP)  # what lint can mend by itself
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# EXAMPLES configurations a row; SEED draws others; WRITE=1 puts the table into reference_models/README.md;
+# PARITY takes further arguments of `python -m tests.parity`.
+EXAMPLES ?= 10
+SEED ?= 0
+parity: $(PEERS_STAMP)  # the reference models and the engines of others, over drawn configurations
+	@$(PEERS_VENV)/bin/python -m tests.parity --examples $(EXAMPLES) --seed '$(SEED)' $(if $(WRITE),--write) $(PARITY)
 
 bench: $(STAMP)  # what the harness costs per forward
 	$(BIN)/python tests/bench/overhead.py
@@ -53,28 +65,32 @@ define CHECK_PYTHON
 	|| { echo "error: '$(PYTHON)' has no venv module (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
 endef
 
-$(STAMP): pyproject.toml constraints.txt
+# An environment in the folder of the stamp, with the extras named in EXTRAS. Without bytecode, which is made when it is
+# first needed: that takes a third off the install.
+$(STAMP): EXTRAS := dev
+$(PEERS_STAMP): EXTRAS := peers
+$(STAMP) $(PEERS_STAMP): pyproject.toml constraints.txt
 	@$(CHECK_PYTHON)
-	@if [ -n "$$(ls -A '$(VENV)' 2>/dev/null)" ] && [ ! -e '$(MARK)' ]; then \
-	echo "error: '$(VENV)' was not made by this Makefile: remove it, or set VENV=another-folder" >&2; exit 1; fi
-	@echo "installing into $(VENV) (a minute or two)"
-	@mkdir -p '$(VENV)' && touch '$(MARK)'
-	@find '$(VENV)' -mindepth 1 -maxdepth 1 ! -name '$(notdir $(MARK))' -exec rm -rf {} +
-	@'$(PYTHON)' -m venv '$(VENV)'
-	@$(PIP) install -q --no-compile -c constraints.txt -e '.[dev]'
-	@touch -r '$(MARK)' '$@'
+	@if [ -n "$$(ls -A '$(@D)' 2>/dev/null)" ] && [ ! -e '$(@D)/$(MARK)' ]; then \
+	echo "error: '$(@D)' was not made by this Makefile: remove it, or choose another folder (VENV=, PEERS_VENV=)" >&2; exit 1; fi
+	@echo "installing into $(@D) (a minute or two)"
+	@mkdir -p '$(@D)' && touch '$(@D)/$(MARK)'
+	@find '$(@D)' -mindepth 1 -maxdepth 1 ! -name '$(MARK)' -exec rm -rf {} +
+	@'$(PYTHON)' -m venv '$(@D)'
+	@'$(@D)/bin/python' -m pip --disable-pip-version-check install -q --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch -r '$(@D)/$(MARK)' '$@'
 
 constraints:  # resolve the newest versions that the ranges of pyproject.toml allow
 	@$(CHECK_PYTHON)
 	@set -e; new=$$(mktemp -d); trap 'rm -rf "$$new"' EXIT; trap 'exit 130' INT TERM; \
 	'$(PYTHON)' -m venv "$$new/venv"; \
-	"$$new/venv/bin/python" -m pip --disable-pip-version-check install -q -e '.[dev]'; \
+	"$$new/venv/bin/python" -m pip --disable-pip-version-check install -q -e '.[dev,peers]'; \
 	{ echo "# The versions that CI runs with; written by 'make constraints'."; \
 	"$$new/venv/bin/python" -m pip --disable-pip-version-check freeze --exclude-editable \
 	| sed 's/+[a-z0-9.]*$$//' | grep -E '^[A-Za-z0-9._-]+==[A-Za-z0-9.]+$$' | LC_ALL=C sort -f; } > "$$new/pins"; \
 	cp "$$new/pins" constraints.txt; wc -l constraints.txt
 
-clean:  # environment, caches and generated reports; keeps findings, published reports and the example database
-	@[ ! -e '$(MARK)' ] || rm -rf '$(VENV)'
+clean:  # environments, caches and generated reports; keeps findings, published reports and the example database
+	@for folder in '$(VENV)' '$(PEERS_VENV)'; do [ ! -e "$$folder/$(MARK)" ] || rm -rf "$$folder"; done
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache $(GENERATED)
 	find harness properties reference_models tests -name __pycache__ -prune -exec rm -rf {} +

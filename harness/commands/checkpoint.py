@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,14 +144,16 @@ def _logits(arguments: argparse.Namespace) -> int:
 def _arrays(path: Path) -> dict[str, Any]:
     import numpy as np
 
+    name, made = "", {}
     try:
         with np.load(path, allow_pickle=False) as data:
             if not hasattr(data, "files"):
                 raise UsageError(f"{path}: is not an .npz file")
-            return {name: data[name] for name in data.files}
+            for name in data.files:
+                made[name] = data[name]
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, zipfile.BadZipFile, EOFError) as error:
-        raise UsageError(f"{path}: is not an .npz file: {error}") from error
-    except MemoryError as error:
-        raise UsageError(f"{path}: holds arrays that do not fit in memory: {error}") from error
+    except (ValueError, zipfile.BadZipFile, zlib.error, EOFError, MemoryError) as error:
+        what = f"{name}: is no array that can be read" if name else "is not an .npz file"
+        raise UsageError(f"{path}: {what}: {error}") from error
+    return made

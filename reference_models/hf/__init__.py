@@ -1,7 +1,8 @@
 """Published checkpoints in the Hugging Face and the MLX layout: their configs and their weight names.
 
-``configs`` reads a config.json, ``names`` finds the weights of our models under the names of either layout,
-``identity`` says what a set of weight names is, ``layouts`` writes both, ``sizes`` lists what can be synthesised.
+``configs`` reads a config.json (``vision_configs`` its tower), ``names`` finds the weights of our models under the
+names of either layout, ``identity`` says what a set of weight names is, ``layouts`` writes both, ``processors`` what
+belongs beside a tower, ``sizes`` lists what can be synthesised.
 Nothing here opens a file.
 """
 

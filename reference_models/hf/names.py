@@ -31,7 +31,8 @@ _PREFIXES = (
 )
 _EXPERT = re.compile(r"^(?P<mlp>.*\.mlp)\.experts\.(?P<part>gate|up|down)_proj$")
 _LINEAR = re.compile(r"\.(self_attn\.linear|mlp\.linear)_(attn|mlp)\.(weight|bias)$")
-#: The one parameter that the layouts of a vision tower hold differently; every axis order of a cube is refused before.
+#: The one parameter of a vision tower that the layouts hold differently. A cube, where both look alike, is refused by
+#: ``vision_configs``.
 PATCHES = "visual.patch_embed.proj.weight"
 #: Buffers that some exports hold; positions give them anyway.
 DERIVED = re.compile(r"\.rotary_(pos_)?emb\.inv_freq$")

@@ -11,7 +11,7 @@ import numpy as np
 from harness.checkpoints import Inputs, greedy, load_model, logits, open_checkpoint
 from tests.checkpoints.prompts import as_torch, prompt
 
-PARITY = "the published implementations are not installed: pip install 'mlx-kv-harness[parity]'"
+PARITY = "the published implementations are not installed: pip install 'mlx-kv-harness[peers]'"
 MLX_VLM = "mlx-vlm is not installed: pip install 'mlx-kv-harness[mlx-vlm]'"
 STEPS = 6
 TOLERANCE = 5e-5  # of the deviation of the logits
@@ -73,7 +73,12 @@ def longer(inputs: Inputs, tokens: np.ndarray) -> Inputs:
 
 
 def agree(
-    folder: Path, other: Forward, names: Iterable[str], tolerance: float = TOLERANCE, dtype: str | None = None
+    folder: Path,
+    other: Forward,
+    names: Iterable[str],
+    tolerance: float = TOLERANCE,
+    dtype: str | None = None,
+    steps: int = STEPS,
 ) -> None:
     """Logits of the prompts of those names, and greedy tokens behind them unless a placeholder is among these."""
     model, names = load_model(open_checkpoint(folder), dtype), list(names)
@@ -85,11 +90,11 @@ def agree(
         off = float(np.abs(logits(model, inputs) - theirs).max() / theirs.std())
         print(f"{config.__class__.__module__} {name}: {off:.1e} of the deviation of the logits")
         assert off <= tolerance, f"{name}: logits differ by {off:.1e} of their deviation"
-        mine = greedy(model, inputs, STEPS)
+        mine = greedy(model, inputs, steps)
         if np.isin(mine, (config.image_token_id, config.video_token_id)).any():
             continue
         said = []
-        for _ in range(STEPS):
+        for _ in range(steps):
             said.append(other(inputs)[:, -1:].argmax(-1))
             inputs = longer(inputs, said[-1])
         np.testing.assert_array_equal(mine, np.concatenate(said, axis=1), err_msg=name)

@@ -18,7 +18,7 @@ from reference_models.hf.layouts import ONLY_MLX
 from reference_models.registry import FAMILIES
 from tests.checkpoints.conftest import Synth
 
-PARITY = "the published implementations are not installed: pip install 'mlx-kv-harness[parity]'"
+PARITY = "the published implementations are not installed: pip install 'mlx-kv-harness[peers]'"
 IDS = np.random.default_rng(3).integers(0, 256, (2, 12))
 STEPS = 12
 TOLERANCE = 5e-5  # of the deviation of the logits

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -176,9 +178,30 @@ def test_a_family_without_a_tower(
 def test_a_file_that_is_no_npz(synth: Synth, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     raw = tmp_path / "in.npz"
     words = ["logits", str(synth("qwen3_vl")), "--input", str(raw), "--output", str(tmp_path / "o")]
-    np.savez(raw, ids=np.array([[object()]]))
-    for content in (raw.read_bytes(), raw.read_bytes()[:40], b"", b"PK\3\4", b"x" * 99):
+    np.savez(raw, ids=np.arange(4)[None])
+    for content in (raw.read_bytes()[:40], b"", b"PK\3\4", b"x" * 99):
         raw.write_bytes(content)
         assert cli.main(words) == 2
         said = capsys.readouterr().err
         assert said.count("\n") == 1 and "in.npz: is not an .npz file" in said
+
+
+@pytest.mark.parametrize("shape", [(1 << 50, 96), (1 << 62, 1 << 62), (-5, 3), (24, 96)])
+def test_arrays_that_cannot_be_read(
+    shape: tuple[int, int], synth: Synth, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A header may claim more than there is, and more than there can be."""
+    made = io.BytesIO()
+    np.lib.format.write_array_header_1_0(made, {"descr": "<f4", "fortran_order": False, "shape": shape})  # type: ignore[arg-type]
+    np.savez(tmp_path / "in.npz", **ids(ROW))
+    with zipfile.ZipFile(tmp_path / "in.npz", "a") as file:
+        file.writestr("pixel_values.npy", made.getvalue() + bytes(64))
+    words = ["logits", str(synth("qwen3_vl")), "--input", str(tmp_path / "in.npz"), "--output", str(tmp_path / "o")]
+    assert cli.main(words) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "in.npz: pixel_values: is no array that can be read: " in said
+
+
+def test_arrays_of_objects_are_not_unpickled(synth: Synth, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(synth("qwen3_vl"), tmp_path, {"ids": np.array([[object()]])}) == 2
+    assert "in.npz: ids: is no array that can be read: Object arrays" in capsys.readouterr().err

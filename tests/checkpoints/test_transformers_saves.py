@@ -16,7 +16,7 @@ import pytest
 from harness.checkpoints import Inputs, load_model, logits, open_checkpoint
 from tests.checkpoints.prompts import PROMPTS, as_torch, prompt
 
-REASON = "the published implementations are not installed: pip install 'mlx-kv-harness[parity]'"
+REASON = "the published implementations are not installed: pip install 'mlx-kv-harness[peers]'"
 torch = pytest.importorskip("torch", reason=REASON)
 transformers = pytest.importorskip("transformers", reason=REASON)
 
