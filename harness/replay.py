@@ -59,6 +59,8 @@ def replay(trace: Trace, target: Target, properties: Sequence[Property]) -> Repl
     would then mean nothing. The same when nothing was judged where the recorded property broke, or when the finding did
     not come back when it was recorded.
     """
+    if trace.program.has_media and target.images is None:
+        raise TraceError(f"its program has images, but {target.identity.full_name} takes none")
     recorded = trace.finding["property"] if trace.finding else None
     known = {prop.id for prop in properties}
     if recorded is not None and recorded not in known:

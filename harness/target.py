@@ -17,6 +17,8 @@ from harness.operations import EnforceMaxKvSize, Owner
 
 MaskKind = Literal["none", "causal", "bool", "additive"]
 AttentionKind = Literal["fast", "softmax", "quantised"]
+Path = Literal["text", "images"]
+"""What the prompts of a campaign hold. A bug can live in the one and not in the other."""
 
 
 class Capability(StrEnum):
@@ -32,6 +34,35 @@ class Capability(StrEnum):
     LENGTHS = "cache lengths are told"
     ROWS = "cached rows are told"
     COUNTERPART = "the same weights under the other mask policy"
+    IMAGES = "prompts with images"
+
+
+@dataclass(frozen=True)
+class ImageFormat:
+    """How a target wants its images: the ids of the tokens that stand for them, ``merge`` x ``merge`` patches to a
+    token, ``patch_pixels`` numbers to a patch; ``frames_apart``: a text token lies between the frames of a video."""
+
+    image_token: int
+    video_token: int
+    merge: int
+    patch_pixels: int
+    frames_apart: bool
+
+
+@dataclass(frozen=True, eq=False)
+class PromptInput:
+    """A prompt with images, to be looked at once.
+
+    ``tokens``: all of it. ``pixel_values``, ``pixel_values_videos``: float32 [patches, patch_pixels], flattened as the
+    processors of the published models do; ``image_grid_thw``, ``video_grid_thw``: [n, 3], in patches. None without
+    any of the kind.
+    """
+
+    tokens: tuple[int, ...]
+    pixel_values: np.ndarray[Any, Any] | None
+    image_grid_thw: np.ndarray[Any, Any] | None
+    pixel_values_videos: np.ndarray[Any, Any] | None
+    video_grid_thw: np.ndarray[Any, Any] | None
 
 
 @dataclass(frozen=True)
@@ -130,19 +161,22 @@ class TargetIdentity:
     weights_seed: int
     detail: dict[str, Any] = field(default_factory=dict, compare=False)
     drawn: dict[str, Any] | None = field(default=None, hash=False)
+    path: Path = "text"
 
     @property
     def name(self) -> str:
-        """``reference/qwen2_vl@offset-mask``, as printed in findings."""
-        return f"{self.kind}/{self.family}@{self.policy}-mask"
+        """``reference/qwen2_vl@offset-mask`` or, with images, ``reference/qwen2_vl+images@offset-mask``."""
+        path = "" if self.path == "text" else f"+{self.path}"
+        return f"{self.kind}/{self.family}{path}@{self.policy}-mask"
 
     @property
     def full_name(self) -> str:
         return f"{self.name} variant {self.variant}, {self.storage} cache, weights seed {self.weights_seed}"
 
     def to_json(self) -> dict[str, Any]:
-        """What a trace keeps of it."""
-        named = {
+        """What a trace keeps of it; the field ``path`` only where it is not the text path."""
+        path = {} if self.path == "text" else {"path": self.path}
+        named = path | {
             "kind": self.kind,
             "family": self.family,
             "variant": self.variant,
@@ -181,7 +215,9 @@ def _word(value: Any) -> str:
 class Session(Protocol):
     """One pool of sequences, fresh when opened. Model errors come back as ``error``; only a misuse raises."""
 
-    def forward(self, sequence: int, tokens: Sequence[int]) -> ForwardObservation: ...
+    def forward(self, sequence: int, tokens: Sequence[int], prompt: PromptInput | None = None) -> ForwardObservation:
+        """``prompt``: given once, in the first forward of a sequence; ``tokens`` are the first of its tokens."""
+        ...
 
     def trim_front(self, sequence: int, n: int, keep: int) -> RemovalObservation: ...
 
@@ -207,6 +243,11 @@ class Target(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def images(self) -> ImageFormat | None:
+        """None from a target without the capability IMAGES."""
+        ...
 
     @property
     def attention_layers(self) -> tuple[int, ...]:

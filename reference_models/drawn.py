@@ -19,10 +19,11 @@ MOST_PARAMETERS = 4_000_000
 _ATTEMPTS = 50
 
 
-def drawn_variants(family: str, seed: int, count: int) -> tuple[Variant, ...]:
+def drawn_variants(family: str, seed: int, count: int, *, images: bool = False) -> tuple[Variant, ...]:
     """``drawn-1`` to ``drawn-<count>``, none equal to another or to a built-in one; a larger count only adds to them.
 
-    Raises UnknownFamily; RuntimeError when the family does not allow that many.
+    ``images``: each with a vision tower. Raises UnknownFamily; ValueError for images of a family without towers;
+    RuntimeError when the family does not allow that many.
     """
     known = [(variant.config, variant.options) for variant in registry.variants(family)]
     uniform = random.Random(seed).random  # the one method that gives the same numbers in every version of Python
@@ -33,7 +34,7 @@ def drawn_variants(family: str, seed: int, count: int) -> tuple[Variant, ...]:
     made: list[Variant] = []
     for number in range(1, count + 1):
         for _ in range(_ATTEMPTS):
-            config = draw_config(family, choose, windows=True)
+            config = draw_config(family, choose, images=images, windows=True)
             options = choose(OPTIONS.get(family, ({},)))
             if (config, options) not in known:
                 break

@@ -22,10 +22,6 @@ OPTIONS: Mapping[str, tuple[Mapping[str, str], ...]] = {
 """Constructor options that multiply the variants of a family; a family without an entry has none."""
 
 
-_TEXT_PATH = (
-    "a program of plain tokens takes the text path: no image, the three M-RoPE ids of a token always equal, no "
-    "DeepStack, so a bug that lives in the image path alone cannot show there"
-)
 _PATCHES = (
     "images start as flattened patches and video frames as tokens: resizing, normalising and timestamps are left out"
 )
@@ -37,9 +33,9 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
     "mistral4": (
         "published as text_config of mistral3: the pixtral vision tower beside it is not modelled, so no images",
     ),
-    "qwen2_vl": (_TEXT_PATH, _PATCHES),
-    "qwen3_vl": (_TEXT_PATH, _PATCHES),
-    "qwen3_vl_moe": (_TEXT_PATH, _PATCHES),
+    "qwen2_vl": (_PATCHES,),
+    "qwen3_vl": (_PATCHES,),
+    "qwen3_vl_moe": (_PATCHES,),
 }
 """What a model here leaves out of its family, in words for a report; a family without an entry leaves out nothing."""
 
@@ -76,6 +72,11 @@ class Variant:
     def model(self) -> Any:
         """The model with the weights that its layers start with, not computed yet."""
         return _module(self.family).Model(self.config, **self.options)
+
+    @property
+    def reads_images(self) -> bool:
+        """Does the model have a vision tower?"""
+        return getattr(self.config, "vision", None) is not None
 
     def build(self, seed: int) -> ReferenceModel:
         """The model with random float32 weights of ``seed``."""

@@ -30,7 +30,7 @@ def family_markdown(record: Record) -> str:
         "## Properties",
         *_properties(record["properties"]),
         "## Coverage",
-        table(("what was reached", "count"), coverage.rows(record["coverage"]), right={1}),
+        table(("what was reached", "count"), coverage.rows(record["coverage"], record["path"]), right={1}),
         "## Control: the planted bug",
         *_control(record),
         "## Findings",
@@ -44,12 +44,15 @@ def family_markdown(record: Record) -> str:
 
 
 def summary_table(records: Sequence[Record]) -> str:
-    """One row per record, in the order given. A run on another mask policy than live says so by its name."""
+    """One row per record, in the order given. A run on another path than text or another mask policy than live says so
+    by its name."""
     return table(
         ("family", "verdict", "programs", "decisive steps", "control caught after"),
         [
             (
-                record["family"] + ("" if record["policy"] == "live" else f" ({record['policy']} mask)"),
+                record["family"]
+                + ("" if record["path"] == "text" else f" + {record['path']}")
+                + ("" if record["policy"] == "live" else f" ({record['policy']} mask)"),
                 record["verdict"],
                 f"{record['programs']:,}",
                 f"{sum(prop['decisive_steps'] for prop in record['properties']):,}",
@@ -77,6 +80,7 @@ def _what(record: Record) -> str:
     share = f"{count(budget['programs'], 'program')} over the configurations, at least {budget['least']} on each"
     rows = [
         ("target", record["target"]),
+        ("path", record["path"]),
         ("mask policy", record["policy"]),
         ("configurations", f"{run:,} of {len(configurations):,} run; {drawn:,} drawn by the seed"),
         ("device", record["device"]),
@@ -195,7 +199,7 @@ def _limits(record: Record) -> Iterator[str]:
         yield f"Nothing shows that the harness would have found a bug here: {record['control_reason']}."
     if control is not None and not control["caught"]:
         yield "The planted bug was not caught, so that nothing was found does not mean that nothing is there."
-    yield from coverage.gaps(record["coverage"])
+    yield from coverage.gaps(record["coverage"], record["path"])
     missed = [one for one in record["configurations"] if not one["programs"]]
     if missed:
         names = ", ".join(f"{one['variant']} with {one['storage']}" for one in missed)

@@ -37,6 +37,7 @@ def family_record(
     *,
     family: str,
     policy: str,
+    path: str = "text",
     configurations: Sequence[Mapping[str, Any]],
     control: CampaignResult | None,
     device: str,
@@ -50,11 +51,11 @@ def family_record(
 ) -> dict[str, Any]:
     """The record of one campaign, valid under ``load_schema()``.
 
-    ``configurations``: ``{variant, storage, config, options}`` of every target that programs could be drawn for,
-    and ``drawn`` where the configuration itself was (other keys are ignored).  ``control``: the same harness on
-    the planted bug; without one ``control_reason`` says why.  ``replays``: property id -> command that replays
-    its finding.  ``limits``: sentences on what this kind of target cannot show.  ``properties``: where the
-    sentences come from.
+    ``path``: what the prompts held, ``text`` alone or ``images`` as well.  ``configurations``: ``{variant,
+    storage, config, options}`` of every target that programs could be drawn for, and ``drawn`` where the
+    configuration itself was (other keys are ignored).  ``control``: the same harness on the planted bug;
+    without one ``control_reason`` says why.  ``replays``: property id -> command that replays its finding.
+    ``limits``: sentences on what this kind of target cannot show.  ``properties``: where the sentences come from.
 
     ValueError: ``configurations`` lacks a target that was drawn, or names one twice (the record would then
     not say what ran), or a property is unknown.  TypeError: a configuration holds what JSON cannot.
@@ -65,7 +66,8 @@ def family_record(
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
         "family": family,
-        "target": f"{kind}:{family}",
+        "path": path,
+        "target": f"{kind}:{family}" + ("" if path == "text" else f"+{path}"),
         "policy": policy,
         "profile": result.profile.name,
         "budget": {

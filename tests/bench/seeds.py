@@ -2,7 +2,7 @@
 
     python tests/bench/seeds.py [--seeds 20] [--profile quick] [FAMILY ...]
 
-Prints a row per family and exits 1 unless every seed of every family did what it should.
+Prints a row per family and path and exits 1 unless every seed of every family did what it should.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import properties
 from harness.campaign import run_campaign
 from harness.findings import Verdict
 from harness.profiles import PROFILES
-from harness.runner import family_targets
-from harness.targets.reference import FAMILIES
+from harness.runner import family_targets, report_name
+from harness.targets.reference import FAMILIES, paths
 
 WANTED = "mask_key_axis_equals_live_keys"
 LONGEST = 3  # operations of a shrunk program
@@ -34,16 +34,20 @@ def main() -> int:
     arguments = parser.parse_args()
     profile = PROFILES[arguments.profile]
     rows, failed = [], 0
-    for family in arguments.families:
+    runs = [(family, path) for family in arguments.families for path in paths(family)]
+    for family, path in runs:
+        name = report_name(family, path)
         caught, longest, latest, clean, programs, fewest = 0, 0, 0, 0, 0, None
         for seed in range(arguments.seeds):
-            wrong = run_campaign(family, family_targets(family, "offset", profile, seed), properties.ALL, profile, seed)
+            targets = family_targets(family, "offset", profile, seed, path)
+            wrong = run_campaign(name, targets, properties.ALL, profile, seed)
             mask = [bug for bug in wrong.found if bug.finding.property_id == WANTED]
             if mask and len(mask[0].finding.program.operations) <= LONGEST:
                 caught += 1
                 longest = max(longest, len(mask[0].finding.program.operations))
                 latest = max(latest, mask[0].after)
-            right = run_campaign(family, family_targets(family, "live", profile, seed), properties.ALL, profile, seed)
+            targets = family_targets(family, "live", profile, seed, path)
+            right = run_campaign(name, targets, properties.ALL, profile, seed)
             clean += right.verdict is Verdict.PASS
             programs += right.tally.coverage.programs
             least = min(row.tally.decisive_steps for row in right.properties)
@@ -51,7 +55,7 @@ def main() -> int:
         failed += caught != arguments.seeds or clean != arguments.seeds
         rows.append(
             [
-                family,
+                name,
                 f"{caught}/{arguments.seeds}",
                 latest,
                 longest,
@@ -60,7 +64,7 @@ def main() -> int:
                 fewest,
             ]
         )
-        print(f"{family}: done", file=sys.stderr, flush=True)
+        print(f"{name}: done", file=sys.stderr, flush=True)
     headers = [
         "family",
         "offset mask found",

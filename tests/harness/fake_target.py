@@ -19,8 +19,10 @@ from harness.target import (
     CacheRows,
     Capability,
     ForwardObservation,
+    ImageFormat,
     MaskKind,
     PositionCall,
+    PromptInput,
     RemovalObservation,
     TargetIdentity,
 )
@@ -89,11 +91,13 @@ class FakeTarget:
     windows: tuple[int | None, ...] = ()  # none anywhere
     vocab_size: int = 11
     variant: str = "plain"
+    images: ImageFormat | None = None
     renewed: list[None] = field(default_factory=list, compare=False)  # one entry per call of renew
     capabilities: frozenset[Capability] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "capabilities", frozenset(Capability) - self.lacks)
+        lacks = self.lacks | (frozenset() if self.images else {Capability.IMAGES})
+        object.__setattr__(self, "capabilities", frozenset(Capability) - lacks)
         object.__setattr__(self, "windows", self.windows or (None,) * len(self.attention_layers))
 
     @property
@@ -130,9 +134,12 @@ class FakeSession:
         self._target = target
         self._sequences = [_Rows(owner) for owner in owners]
         self._forwards = 0
+        self.prompts: dict[int, PromptInput] = {}
 
-    def forward(self, sequence: int, tokens: Sequence[int]) -> ForwardObservation:
+    def forward(self, sequence: int, tokens: Sequence[int], prompt: PromptInput | None = None) -> ForwardObservation:
         target, cache = self._target, self._sequences[sequence]
+        if prompt is not None:
+            self.prompts[sequence] = prompt
         target.hook()
         self._forwards += 1
         before, start, count = len(cache.rows), cache.offset, len(tokens)
