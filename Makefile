@@ -12,9 +12,9 @@ MARK := .kv-harness
 INSTALLED := .installed-$(shell pwd -P | cksum | cut -d' ' -f1)
 STAMP := $(VENV)/$(INSTALLED)
 PEERS_STAMP := $(PEERS_VENV)/$(INSTALLED)
-GENERATED := reports/families reports/checkpoints reports/targets
+GENERATED := reports/families reports/checkpoints reports/targets reports/faults
 
-.PHONY: run test published-sizes lint format parity bench load seeds publish-reports constraints clean
+.PHONY: run test published-sizes lint format parity bench load faults seeds publish-reports constraints clean
 
 run: $(STAMP)  # every family at the quick profile; reports in reports/
 	$(BIN)/kv-harness run --profile quick --strict
@@ -46,6 +46,10 @@ bench: $(STAMP)  # what the harness costs per forward
 
 load: $(STAMP)  # what loading a checkpoint of 2 GB costs, beside mlx-lm
 	$(BIN)/python tests/bench/load.py
+
+SEEDS ?= 1
+faults: $(STAMP)  # the kill matrix: every planted bug in every family, with SEEDS seeds
+	$(BIN)/kv-harness faults --seeds '$(SEEDS)'
 
 seeds: $(STAMP)  # the offset mask is found and the live mask passes, in 20 seeds of every family
 	$(BIN)/python tests/bench/seeds.py

@@ -29,12 +29,13 @@ from harness.target import Capability, Target
 @dataclass(frozen=True)
 class FoundBug:
     """A finding with the target that showed it. ``reproducible``: it came back in a target made new. ``after``: how
-    many programs had run when it was first seen."""
+    many programs had run when it was first seen; ``seconds``: and how long the campaign had."""
 
     finding: Finding
     target: Target
     reproducible: bool
     after: int
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class _Watcher(Tally):
         super().__init__()
         self._progress = progress
         self._also = also
-        self.first_violation: dict[str, int] = {}
+        self.first_violation: dict[str, tuple[int, float]] = {}  # programs and the clock
         self.seen: Finding | None = None  # the shortest finding of the search in hand
 
     def check(self) -> None:
@@ -88,7 +89,7 @@ class _Watcher(Tally):
     def on_judgement(self, prop: Property, judgement: Judgement) -> None:
         super().on_judgement(prop, judgement)
         if judgement.violation is not None:
-            self.first_violation.setdefault(prop.id, self.coverage.programs + 1)
+            self.first_violation.setdefault(prop.id, (self.coverage.programs + 1, time.perf_counter()))
 
     def on_finding(self, finding: Finding) -> None:
         if self.seen is None or len(finding.program.operations) <= len(self.seen.program.operations):
@@ -153,9 +154,9 @@ def run_campaign(
                     smaller, again = reduce_finding(target, finding, tuple(properties))
                 except KeyboardInterrupt:
                     smaller, again, result.partial = finding, True, True  # not tried: a replay may
-                after = watcher.first_violation[finding.property_id]
+                after, clock = watcher.first_violation[finding.property_id]
                 found = dataclasses.replace(smaller, reproducible=again)
-                result.found.append(FoundBug(found, target, again, after))
+                result.found.append(FoundBug(found, target, again, after, clock - started))
             elif patience and not result.found and _undecided(watcher, target, properties, muted):
                 patience -= 1
             else:

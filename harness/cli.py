@@ -21,7 +21,7 @@ os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 from harness import __version__
-from harness.commands import UsageError, checkpoint
+from harness.commands import UsageError, checkpoint, faults
 from harness.profiles import PROFILES
 from harness.terminal import INTERRUPTS, Output
 
@@ -70,6 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     properties = commands.add_parser("properties", help="list the properties and what makes a step decisive")
     properties.set_defaults(act=_properties)
     checkpoint.register(commands, _device_option)
+    faults.register(commands, _device_option)
     return parser
 
 

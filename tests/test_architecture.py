@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("harness.strategies", "harness.machine", "harness.profiles", "harness.campaign"),
     ("properties.*",),
     ("harness.reporting.*",),
-    ("harness.runner", "harness.terminal", "harness.commands.*", "harness.cli"),
+    ("harness.runner", "harness.detection", "harness.terminal", "harness.commands.*", "harness.cli"),
 )
 #: Rooms beside the layers: what they are and what of the harness they may know.
 BESIDE: dict[str, frozenset[int]] = {

@@ -9,4 +9,6 @@ from harness.faults.reference import VARIATIONS
 
 FAULTS: tuple[Fault, ...] = reference.FAULTS + windows.FAULTS
 
-__all__ = ["FAULTS", "IMAGE_FAULTS", "VARIATIONS", "Fault"]
+ALL_FAULTS: tuple[Fault, ...] = FAULTS + IMAGE_FAULTS
+
+__all__ = ["ALL_FAULTS", "FAULTS", "IMAGE_FAULTS", "VARIATIONS", "Fault"]

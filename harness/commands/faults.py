@@ -1,0 +1,113 @@
+"""``kv-harness faults``: does the harness find what it must? Exit code 1 if a planted bug survives."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness.commands import UsageError
+from harness.profiles import PROFILES
+
+
+def register(commands: Any, device_option: Callable[[argparse.ArgumentParser], None]) -> None:
+    """Add the command to the subparsers of the command line."""
+    faults = commands.add_parser("faults", help="plant every known bug in every family and see which are found")
+    faults.add_argument("--families", metavar="A,B", help="comma-separated; default: all")
+    faults.add_argument("--only", metavar="ID,ID", help="planted bugs, comma-separated; default: all")
+    faults.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default: 1)")
+    faults.add_argument("--profile", choices=list(PROFILES), default="quick", help="budget (default: quick)")
+    faults.add_argument("--out", type=Path, default=Path("reports"), metavar="DIR", help="default: reports")
+    device_option(faults)
+    faults.set_defaults(act=_faults)
+
+
+def _faults(arguments: argparse.Namespace) -> int:
+    try:
+        from harness import detection
+        from harness.faults import ALL_FAULTS
+        from harness.targets import reference
+    except ImportError as error:
+        raise UsageError(f"MLX cannot be loaded ({error}); on Linux install 'mlx[cpu]', on macOS 'mlx'") from error
+    from harness.reporting import versions, write_atomically
+    from harness.reporting.kill_matrix import matrix_markdown, matrix_record
+    from harness.reporting.record import record_text
+    from harness.terminal import INTERRUPTS
+
+    if arguments.device is not None:
+        try:
+            reference.use_device(arguments.device)
+        except reference.TargetError as error:
+            raise UsageError(f"argument --device: {error}") from error
+    if not 1 <= arguments.seeds <= 1000:
+        raise UsageError(f"argument --seeds: must lie in [1, 1000], got {arguments.seeds}")
+    families = _chosen("--families", arguments.families, list(reference.FAMILIES))
+    by_id = {fault.id: fault for fault in ALL_FAULTS}
+    faults = [by_id[name] for name in _chosen("--only", arguments.only, list(by_id))]
+    folder = arguments.out / "faults"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write reports: {folder}: {error.strerror or error}") from error
+
+    profile, seeds = PROFILES[arguments.profile], range(arguments.seeds)
+
+    def told(one: Any) -> None:
+        if one.by is None:
+            print(f"SURVIVED  {one.fault} in {one.run}, seed {one.seed}: {one.programs} programs", flush=True)
+        elif sys.stderr.isatty():
+            print(f"found     {one.fault} in {one.run}, seed {one.seed}", file=sys.stderr)
+
+    hunts: list[Any] = []
+    partial = False
+    try:
+        for one in detection.hunt_all(faults, families, profile, seeds, INTERRUPTS.check):
+            hunts.append(one)
+            told(one)
+    except KeyboardInterrupt:  # what was measured is not lost
+        partial = True
+    if not hunts:
+        if partial:
+            raise KeyboardInterrupt
+        raise UsageError(f"argument --only: none of these bugs can show in {', '.join(families)}")
+    summary = detection.summarise(hunts)
+    command = f"kv-harness faults --families {','.join(families)} --profile {profile.name} --seeds {arguments.seeds}"
+    command += f" --only {','.join(fault.id for fault in faults)}" if arguments.only else ""
+    record = matrix_record(
+        [one.to_json() for one in hunts],
+        faults={f.id: {"summary": f.summary, "breaks": f.breaks, "source": f.source} for f in faults},
+        summary={**vars(summary), "text": summary.text()},
+        profile=profile.name,
+        seeds=list(seeds),
+        versions=versions(),
+        device=reference.device(),
+        command=command,
+        partial=partial,
+    )
+    try:
+        with INTERRUPTS.deferred():
+            write_atomically(folder / "kill-matrix.json", record_text(record))
+            write_atomically(folder / "kill-matrix.md", matrix_markdown(record))
+    except OSError as error:
+        raise UsageError(f"cannot write reports: {folder}: {error.strerror or error}") from error
+    print(f"kill matrix in {folder / 'kill-matrix.md'}")
+    print(("interrupted; " if partial else "") + summary.text())
+    return int(partial or summary.killed < summary.hunts)
+
+
+def _chosen(option: str, given: str | None, known: list[str]) -> list[str]:
+    """The names given, in their order; UsageError for one that is not known."""
+    import difflib
+
+    if given is None:
+        return known
+    names = list(dict.fromkeys(name.strip() for name in given.split(",") if name.strip()))
+    if not names:
+        raise UsageError(f"argument {option}: names nothing")
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3) or known[:5]
+            raise UsageError(f"argument {option}: unknown {name!r:.60}; nearest: {', '.join(near)}")
+    return names

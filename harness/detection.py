@@ -1,0 +1,147 @@
+"""The harness judged by what it finds: every planted bug in every run where it can show, over several seeds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import properties
+from harness.campaign import derive_seed, run_campaign
+from harness.faults import IMAGE_FAULTS, Fault
+from harness.profiles import Profile
+from harness.runner import family_targets, report_name
+from harness.target import Path
+from harness.targets import reference
+
+
+@dataclass(frozen=True)
+class Hunt:
+    """One planted bug in one campaign with all properties.
+
+    ``by``: the property that reported it first; None: it survived. ``after``: programs, and ``seconds``, until it was
+    first seen. ``operations``: of the shrunk ``program``. ``programs``: run in all.
+    """
+
+    fault: str
+    run: str
+    seed: int
+    by: str | None
+    after: int | None
+    seconds: float | None
+    operations: int | None
+    program: str | None
+    message: str | None
+    programs: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def runs_of(fault: Fault, families: Sequence[str]) -> list[tuple[str, Path]]:
+    """The (family, path) on which ``fault`` can show: its own path, and a model that has what it breaks."""
+    return [
+        (family, path)
+        for family in families
+        for path in reference.paths(family)
+        if (path == "images" or fault not in IMAGE_FAULTS)
+        and any(_shows(fault, target) for target in reference.targets(family, path=path))
+    ]
+
+
+def hunt(
+    fault: Fault,
+    family: str,
+    path: Path,
+    profile: Profile,
+    seed: int,
+    check: Callable[[], None] = lambda: None,
+) -> Hunt:
+    """Plant it, run the ordinary campaign up to its first finding, and say what came of it.
+
+    A finding that does not come back in a fresh model counts as none: nobody could replay it. KeyboardInterrupt, when
+    ``check`` raised one, rather than a result that was cut short.
+    """
+    name = report_name(family, path)
+    with fault.plant():
+        targets = [t for t in family_targets(family, "live", profile, seed, path) if _shows(fault, t)]
+        own_seed = derive_seed(seed, fault.id)
+        result = run_campaign(
+            f"{name}_{fault.id}",
+            targets,
+            properties.ALL,
+            profile,
+            own_seed,
+            first_only=True,
+            progress=lambda _: check(),
+        )
+    if result.partial and not result.found:
+        raise KeyboardInterrupt
+    programs = result.tally.coverage.programs
+    bug = next((bug for bug in result.found if bug.reproducible), None)
+    if bug is None:
+        return Hunt(fault.id, name, seed, None, None, None, None, None, None, programs)
+    finding = bug.finding
+    return Hunt(
+        fault.id,
+        name,
+        seed,
+        finding.property_id,
+        bug.after,
+        round(bug.seconds, 3),
+        len(finding.program.operations),
+        str(finding.program),
+        finding.message,
+        programs,
+    )
+
+
+def hunt_all(
+    faults: Sequence[Fault],
+    families: Sequence[str],
+    profile: Profile,
+    seeds: Sequence[int],
+    check: Callable[[], None] = lambda: None,
+) -> Iterator[Hunt]:
+    """Every fault, in every run where it can show, with every seed. ``check``: may raise KeyboardInterrupt."""
+    for fault in faults:
+        for family, path in runs_of(fault, families):
+            for seed in seeds:
+                yield hunt(fault, family, path, profile, seed, check)
+                check()
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Of many hunts: how many killed, and the medians over those."""
+
+    hunts: int
+    killed: int
+    median_seconds: float | None
+    median_programs: float | None
+    median_operations: float | None
+
+    def text(self) -> str:
+        """The last line of a report."""
+        told = f"{self.killed} of {self.hunts} planted bugs found"
+        if not self.killed:
+            return told
+        return (
+            f"{told}; median {self.median_seconds:.2f} s and {self.median_programs:g} programs to the first sight, "
+            f"shrunk to {self.median_operations:g} operations"
+        )
+
+
+def summarise(hunts: Sequence[Hunt]) -> Summary:
+    """Medians over what was killed; None where nothing was."""
+    killed = [one for one in hunts if one.by is not None]
+
+    def median(name: str) -> float | None:
+        return statistics.median(getattr(one, name) for one in killed) if killed else None
+
+    return Summary(len(hunts), len(killed), median("seconds"), median("after"), median("operations"))
+
+
+def _shows(fault: Fault, target: reference.ReferenceTarget) -> bool:
+    return any(target.windows) or not fault.windowed

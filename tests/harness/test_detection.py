@@ -1,0 +1,154 @@
+"""The kill matrix: what is tried where, what counts as found, and what a survivor, an interrupt and bad names do."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import harness.faults
+from harness import cli, detection
+from harness.detection import Hunt, hunt, hunt_all, runs_of, summarise
+from harness.faults import ALL_FAULTS, IMAGE_FAULTS, Fault
+from harness.profiles import PROFILES
+from harness.reporting.kill_matrix import matrix_markdown
+from harness.targets.reference import FAMILIES, paths
+from harness.terminal import INTERRUPTS
+
+SMOKE = PROFILES["smoke"]
+BY_ID = {fault.id: fault for fault in ALL_FAULTS}
+HARMLESS = Fault("nothing-is-wrong", "the target is right", "every_operation_completes", contextlib.nullcontext)
+
+
+def test_ids_are_unique() -> None:
+    assert len(BY_ID) == len(ALL_FAULTS)
+
+
+@pytest.mark.parametrize("fault", ALL_FAULTS, ids=lambda fault: fault.id)
+def test_a_bug_is_tried_where_it_can_show(fault: Fault) -> None:
+    runs = runs_of(fault, FAMILIES)
+    everywhere = [(family, path) for family in FAMILIES for path in paths(family)]
+    if fault in IMAGE_FAULTS:
+        assert runs == [(family, path) for family, path in everywhere if path == "images"]
+    elif fault.windowed:
+        assert runs == [("qwen2_vl", "text")]
+    else:
+        assert runs == everywhere
+
+
+def test_what_a_hunt_says() -> None:
+    made = hunt(BY_ID["mask-leaks-one-future-token"], "nemotron_nas", "text", SMOKE, 3)
+    assert (made.fault, made.run, made.seed) == ("mask-leaks-one-future-token", "nemotron_nas", 3)
+    assert made.by == "mask_shows_exactly_the_visible_set" and made.program == "Prefill(2)" and made.operations == 1
+    assert made.after is not None and 1 <= made.after <= made.programs and made.seconds is not None
+    assert made.message is not None and "shows the key" in made.message
+    again = hunt(BY_ID["mask-leaks-one-future-token"], "nemotron_nas", "text", SMOKE, 3)
+    assert {**again.to_json(), "seconds": 0} == {**made.to_json(), "seconds": 0}
+
+
+def test_a_survivor_is_not_found() -> None:
+    made = hunt(HARMLESS, "nemotron_nas", "text", SMOKE, 0)
+    assert made.by is None and made.program is None and made.programs > 0
+    assert summarise([made]).text() == "0 of 1 planted bugs found"
+
+
+def test_an_interrupt_is_not_a_survivor() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        hunt(HARMLESS, "nemotron_nas", "text", SMOKE, 0, interrupt)
+    assert next(hunt_all([HARMLESS], ["nemotron_nas"], SMOKE, [0])).by is None
+
+
+def hunted(fault: str, run: str, seed: int, after: int | None = 2, by: str = "p") -> Hunt:
+    found = after is not None
+    return Hunt(fault, run, seed, by if found else None, after, 0.5 if found else None, 3 if found else None, "", "", 9)
+
+
+def test_medians_are_over_what_was_found() -> None:
+    summary = summarise(
+        [hunted("a", "x", 0, 1), hunted("a", "x", 1, 8), hunted("b", "x", 0, 3), hunted("b", "x", 1, None)]
+    )
+    assert (summary.hunts, summary.killed, summary.median_programs) == (4, 3, 3)
+    assert summary.text() == (
+        "3 of 4 planted bugs found; median 0.50 s and 3 programs to the first sight, shrunk to 3 operations"
+    )
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = cli.main(["faults", "--profile", "smoke", "--families", "nemotron_nas", *arguments])
+    return code, *capsys.readouterr()
+
+
+def test_the_command_writes_the_matrix(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    only = "mask-leaks-one-future-token,trim-reports-zero"
+    code, out, err = run(capsys, "--only", only, "--seeds", "2", "--out", str(tmp_path))
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1].startswith("4 of 4 planted bugs found; median ")
+    record = json.loads((tmp_path / "faults" / "kill-matrix.json").read_text())
+    assert [(one["fault"], one["seed"]) for one in record["hunts"]] == [(f, s) for f in only.split(",") for s in (0, 1)]
+    assert record["summary"]["killed"] == 4 and record["partial"] is False and record["seeds"] == [0, 1]
+    text = (tmp_path / "faults" / "kill-matrix.md").read_text()
+    assert text == matrix_markdown(record) and "Survivors" not in text
+    assert record["command"] in text and text.splitlines()[-1] == out.splitlines()[-1] + "."
+    cells = next(line for line in text.splitlines() if line.startswith("| trim-reports-zero")).split("|")
+    worst = max(one["after"] for one in record["hunts"] if one["fault"] == "trim-reports-zero")
+    assert cells[2].strip() == "trim_reports_what_it_removed" and cells[3].strip() == f"{worst} p, 2 op"
+
+
+def test_a_survivor_fails_the_command(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness.faults, "ALL_FAULTS", (BY_ID["trim-reports-zero"], HARMLESS))
+    code, out, _ = run(capsys, "--out", str(tmp_path))
+    assert code == 1 and "SURVIVED  nothing-is-wrong in nemotron_nas, seed 0: " in out
+    assert out.splitlines()[-1].startswith("1 of 2 planted bugs found")
+    text = (tmp_path / "faults" / "kill-matrix.md").read_text()
+    assert text.index("## Survivors") < text.index("## Found") and "| SURVIVED" in text
+
+
+def test_an_interrupt_keeps_what_was_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    whole: Callable[..., Hunt] = detection.hunt
+
+    def second_time_stopped(*arguments: Any) -> Hunt:
+        made.append(whole(*arguments))
+        return made[0]
+
+    def check() -> None:
+        if made:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(detection, "hunt", second_time_stopped)
+    monkeypatch.setattr(INTERRUPTS, "check", check)
+    code, out, _ = run(capsys, "--only", "trim-reports-zero,trim-returns-without-moving", "--out", str(tmp_path))
+    assert code == 1 and out.splitlines()[-1].startswith("interrupted; 1 of 1 planted bugs found")
+    record = json.loads((tmp_path / "faults" / "kill-matrix.json").read_text())
+    assert record["partial"] is True and len(record["hunts"]) == 1
+    assert "**Interrupted: not all were tried.**" in (tmp_path / "faults" / "kill-matrix.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--only", "mask-leak"), "--only: unknown 'mask-leak'; nearest: mask-leaks-one-future-token"),
+        (("--only", " , "), "--only: names nothing"),
+        (("--families", "qwen4"), "--families: unknown 'qwen4'; nearest: "),
+        (("--seeds", "0"), "--seeds: must lie in [1, 1000], got 0"),
+        (("--only", "rope-delta-forgotten"), "none of these bugs can show in nemotron_nas"),
+        (("--out", "/dev/null/x"), "cannot write reports: /dev/null/x"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(
+    arguments: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    given = arguments if "--out" in arguments else (*arguments, "--out", str(tmp_path))
+    code, out, err = run(capsys, *given)
+    assert (code, out) == (2, "") and err.count("\n") == 1 and why in err
