@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from harness.faults import reference, windows
+from harness.faults import reference, trims, widths, windows
 from harness.faults.images import IMAGE_FAULTS
 from harness.faults.model import Fault
 from harness.faults.reference import VARIATIONS
 
-FAULTS: tuple[Fault, ...] = reference.FAULTS + windows.FAULTS
+FAULTS: tuple[Fault, ...] = reference.FAULTS + widths.FAULTS + trims.FAULTS + windows.FAULTS
 
 ALL_FAULTS: tuple[Fault, ...] = FAULTS + IMAGE_FAULTS
 

@@ -95,6 +95,7 @@ IMAGE_FAULTS: tuple[Fault, ...] = (
         "text behind images is rotated at its offset, as if images used one id per token",
         "positions_are_absolute",
         replacing(rope, "text_position_ids", _no_delta),
+        "Blaizzy/mlx-vlm#1527",
     ),
     Fault(
         "text-ids-in-a-later-chunk",
@@ -113,12 +114,14 @@ IMAGE_FAULTS: tuple[Fault, ...] = (
         "after a rollback into the prompt its old tokens are still expected",
         "every_operation_completes",
         replacing(Prompt, "cut", _is_not_cut),
+        "Blaizzy/mlx-vlm#756 (positions of an earlier prompt were used on)",
     ),
     Fault(
         "one-rope-delta-for-all-sequences",
         "the delta is state of the model, not of the sequence",
         "positions_are_absolute",
         _one_delta_for_all,
+        "Blaizzy/mlx-vlm#1143",
     ),
 )
 """Each is found on the path with images by the property that it names, and cannot be found on the text path."""

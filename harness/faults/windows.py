@@ -52,6 +52,7 @@ FAULTS: tuple[Fault, ...] = (
         "a sliding window does not count the query's own key",
         _CONTENT,
         _window(lambda window, cache: window + 1),
+        "ml-explore/mlx-lm#390",
         windowed=True,
     ),
     Fault(
@@ -73,6 +74,7 @@ FAULTS: tuple[Fault, ...] = (
         "a single token gets no mask on a layer with a sliding window, so it sees every key held",
         _CONTENT,
         replacing(masks, "chunk_mask", _no_window_for_one),
+        "rajveer43/VeloxQuant-MLX#463",
         windowed=True,
     ),
     Fault(

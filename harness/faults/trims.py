@@ -1,0 +1,230 @@
+"""Bugs of trims, rollbacks and growth: what caches and schedulers of released engines did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+
+from harness.faults.model import Fault
+from harness.faults.patching import Patch, replacing
+from reference_models.engine import CachePool, KVCache, scheduler
+from reference_models.engine.kv_cache import _Side
+
+_LENGTHS = "keys_equal_ledger_live_length"
+_ROWS = "cached_rows_stay_what_they_were"
+_REPORTS = "trim_reports_what_it_removed"
+
+
+def _trims(change: Any) -> Patch:
+    """``trim_front`` with the arguments that ``change(cache, n, keep)`` gives; it reports what a right one would."""
+
+    def make(original: Any) -> Any:
+        def trim_front(self: KVCache, n: int, keep: int = 0) -> int:
+            told = min(n, self.live_len)
+            original(self, *change(self, n, keep))
+            return told
+
+        return trim_front
+
+    return make
+
+
+def _rolls_back(change: Any) -> Patch:
+    def make(original: Any) -> Any:
+        def rollback(self: KVCache, n: int) -> int:
+            told = min(n, self.live_len)
+            original(self, change(self, told))
+            return told
+
+        return rollback
+
+    return make
+
+
+def _resets_at_zero(original: Any) -> Any:
+    def trim_front(self: KVCache, n: int, keep: int = 0) -> int:
+        removed: int = original(self, n, keep)
+        if removed and self.live_len == 0:
+            self.offset = self.live_start = 0
+        return removed
+
+    return trim_front
+
+
+def _moves_the_offset(original: Any) -> Any:
+    def trim_front(self: KVCache, n: int, keep: int = 0) -> int:
+        removed: int = original(self, n, keep)
+        self.offset -= removed
+        self.live_start -= removed
+        self._held = [range(run.start - removed, run.stop - removed) for run in self._held]
+        return removed
+
+    return trim_front
+
+
+def _drops_the_oldest(original: Any) -> Any:
+    def rollback(self: KVCache, n: int) -> int:
+        n = min(n, self.live_len)
+        if 0 < n < self.live_len:
+            for side in (self._keys, self._values):
+                assert side is not None
+                side.drop_slots(0, n, self.live_len)
+        return int(original(self, n))
+
+    return rollback
+
+
+def _keeps_buffers(original: Any) -> Any:
+    """The rows stay where they are: only the numbers say that they are gone."""
+
+    def drop_slots(self: _Side, first: int, last: int, live: int) -> None:
+        return None
+
+    return drop_slots
+
+
+def _loses_a_row(original: Any) -> Any:
+    def reallocate(self: _Side, slots: int, pieces: Any) -> None:
+        grown = self.capacity > 0 and slots > self.capacity
+        at = self.capacity - 1
+        original(self, slots, pieces)
+        if grown:
+            for array in self.arrays:
+                array[:, :, at] = mx.zeros_like(array[:, :, at])
+
+    return reallocate
+
+
+def _only_some(pick: Any) -> Patch:
+    """The pool visits some of the caches: ``pick(caches)``; it reports as if it had visited all."""
+
+    def make(original: Any) -> Any:
+        def visit(self: CachePool, seq: int, n: int, trim: Any) -> Any:
+            caches = self.scheduler_slice(seq)
+            chosen = {id(cache) for cache in pick(caches)}
+            return original(self, seq, n, lambda cache: trim(cache) if id(cache) in chosen else min(n, cache.live_len))
+
+        return visit
+
+    return make
+
+
+@contextmanager
+def _shared_layer() -> Iterator[None]:
+    """The last layer is given the cache of the layer before it; pools refuse a cache that is listed twice, models do
+    not, so it is the forward that mixes them up."""
+    forward_caches = CachePool.forward_caches
+
+    def shared(self: CachePool, seq: int) -> Any:
+        caches = forward_caches(self, seq)
+        return caches if len(caches) < 2 else (*caches[:-1], caches[-2])
+
+    CachePool.forward_caches = shared  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        CachePool.forward_caches = forward_caches  # type: ignore[method-assign]
+
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "trim-one-short",
+        "trim_front drops one key less than it says",
+        _LENGTHS,
+        replacing(KVCache, "trim_front", _trims(lambda cache, n, keep: (max(0, min(n, cache.live_len) - 1), keep))),
+        "nicedreamzapp/claude-code-local#47 (a trim by another number than that of the tokens held)",
+    ),
+    Fault(
+        "trim-one-too-many",
+        "trim_front drops one key more than it says",
+        _LENGTHS,
+        replacing(KVCache, "trim_front", _trims(lambda cache, n, keep: (n + 1 if n else 0, keep))),
+    ),
+    Fault(
+        "trim-ignores-sinks",
+        "trim_front drops the oldest keys whatever it was told to keep",
+        _ROWS,
+        replacing(KVCache, "trim_front", _trims(lambda cache, n, keep: (n, 0))),
+    ),
+    Fault(
+        "bound-keeps-no-sinks",
+        "the second generation of enforce_max_kv_size forgets its sinks",
+        _ROWS,
+        replacing(scheduler, "_SINKS", lambda sinks: 0),
+    ),
+    Fault(
+        "trim-to-zero-starts-again",
+        "a cache that was trimmed to nothing starts again at position 0",
+        _LENGTHS,
+        replacing(KVCache, "trim_front", _resets_at_zero),
+    ),
+    Fault(
+        "trim-moves-the-offset",
+        "a front trim also lowers the offset, so that every later key is rotated at the live length",
+        _LENGTHS,
+        replacing(KVCache, "trim_front", _moves_the_offset),
+        "ggml-org/llama.cpp#3825 (positions and the shift that was applied to keys disagreed)",
+    ),
+    Fault(
+        "trim-leaves-stale-rows",
+        "a front trim changes the numbers of the cache and none of its rows",
+        _ROWS,
+        replacing(_Side, "drop_slots", _keeps_buffers),
+        "ml-explore/mlx-lm#1502 (ConcatenateKVCache.trim lowered the offset alone)",
+    ),
+    Fault(
+        "trim-visits-the-first-layer-only",
+        "the scheduler trims the first cache and reports its number for all",
+        _LENGTHS,
+        replacing(CachePool, "_visit", _only_some(lambda caches: caches[:1])),
+        "ml-explore/mlx-lm#1494 (layers disagreed after a trim that reported the first one's number)",
+    ),
+    Fault(
+        "trim-skips-the-last-layer",
+        "the last cache is left out of every trim and rollback",
+        _LENGTHS,
+        replacing(CachePool, "_visit", _only_some(lambda caches: caches[:-1] or caches)),
+        "waybarrios/vllm-mlx#69 (quantised layers were left out of a trim)",
+    ),
+    Fault(
+        "rollback-one-short",
+        "one rejected draft stays in the cache",
+        _LENGTHS,
+        replacing(KVCache, "rollback", _rolls_back(lambda cache, n: max(0, n - 1))),
+    ),
+    Fault(
+        "rollback-two-too-many",
+        "a rewind takes two accepted tokens with the rejected ones",
+        _LENGTHS,
+        replacing(KVCache, "rollback", _rolls_back(lambda cache, n: n + 2 if n else 0)),
+        "lablup/mlxcel#994",
+    ),
+    Fault(
+        "rollback-does-nothing",
+        "a rollback reports what it should have dropped, and drops nothing",
+        _LENGTHS,
+        replacing(KVCache, "rollback", _rolls_back(lambda cache, n: 0)),
+        "ml-explore/mlx-swift-lm#424 (a rewind of a wrapped window silently did nothing)",
+    ),
+    Fault(
+        "rollback-drops-the-oldest",
+        "a rollback compacts from the wrong end: the newest rows stay, the oldest go",
+        _ROWS,
+        replacing(KVCache, "rollback", _drops_the_oldest),
+    ),
+    Fault(
+        "growth-loses-a-row",
+        "the last row of the old buffer is not copied when a cache grows past 256 slots",
+        _ROWS,
+        replacing(_Side, "_reallocate", _loses_a_row),
+    ),
+    Fault(
+        "layers-share-one-cache",
+        "the last attention layer is given the cache of the one before it",
+        _LENGTHS,
+        _shared_layer,
+    ),
+)
