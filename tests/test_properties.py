@@ -54,7 +54,7 @@ def test_the_offset_mask_is_found(family: str, path: Path) -> None:
 
 
 def families_for(fault: Fault) -> Sequence[str]:
-    """The first bug of a property in every family, others in one each; ``make faults`` plants all of them everywhere."""
+    """The first bug of a property in every family, others in one each; ``make faults`` plants all everywhere."""
     if fault.windowed:
         return WINDOWED
     first = next(other for other in FAULTS if other.breaks == fault.breaks)

@@ -88,12 +88,10 @@ def _keeps_buffers(original: Any) -> Any:
 
 def _loses_a_row(original: Any) -> Any:
     def reallocate(self: _Side, slots: int, pieces: Any) -> None:
-        grown = self.capacity > 0 and slots > self.capacity
-        at = self.capacity - 1
+        kept = sum(piece.shape[2] for piece in pieces(self.arrays[0])) if slots > self.capacity else 0
         original(self, slots, pieces)
-        if grown:
-            for array in self.arrays:
-                array[:, :, at] = mx.zeros_like(array[:, :, at])
+        for array in self.arrays if kept else ():
+            array[:, :, kept - 1] = mx.zeros_like(array[:, :, kept - 1])
 
     return reallocate
 
@@ -217,7 +215,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "growth-loses-a-row",
-        "the last row of the old buffer is not copied when a cache grows past 256 slots",
+        "the newest row is not copied when a cache grows past 256 slots",
         _ROWS,
         replacing(_Side, "_reallocate", _loses_a_row),
     ),
