@@ -41,6 +41,12 @@ def build_parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", help="draw programs, judge every property, write a report per family")
     run.add_argument("--families", metavar="A,B", help="comma-separated; default: all")
+    run.add_argument(
+        "--path",
+        choices=("all", "text", "images"),
+        default="all",
+        help="what prompts hold; each path has a report of its own (default: all that a family has)",
+    )
     run.add_argument("--profile", choices=list(PROFILES), default="quick", help="budget (default: quick)")
     run.add_argument("--seed", type=int, metavar="N", help="default: 0; nightly: a new one every time")
     run.add_argument("--policy", choices=("live", "offset"), default="live", help="where masks take their width from")
@@ -116,13 +122,14 @@ def _run(arguments: argparse.Namespace) -> int:
         if not names:
             raise UsageError("argument --families: names no family")
     try:
-        for name in names:
-            reference.targets(name)
+        runs = [(name, path) for name in names for path in reference.paths(name) if arguments.path in ("all", path)]
     except reference.UnknownFamily as error:
         raise UsageError(str(error)) from error
+    if not runs:
+        raise UsageError(f"argument --path: no {arguments.path} for {', '.join(names)}: no model with a vision tower")
     try:
         return run_families(
-            names,
+            runs,
             profile=profile,
             seed=seed,
             policy=arguments.policy,
@@ -163,8 +170,9 @@ def _families(_: argparse.Namespace) -> int:
         targets = reference.targets(family)
         variants = list(dict.fromkeys(target.variant.name for target in targets))
         storages = list(dict.fromkeys(target.storage for target in targets))
-        rows.append([family, ", ".join(variants), ", ".join(storages)])
-    print(tabulate(rows, headers=["family", "variants", "caches"], tablefmt="simple", maxcolwidths=[None, 76, None]))
+        rows.append([family, ", ".join(variants), ", ".join(storages), ", ".join(reference.paths(family))])
+    headers = ["family", "variants", "caches", "paths"]
+    print(tabulate(rows, headers=headers, tablefmt="simple", maxcolwidths=[None, 70, None, None]))
     return CLEAN
 
 

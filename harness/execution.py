@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from harness.images import prompt_input, token_ids
 from harness.ledger import Append, SequenceLedger, SequenceState
+from harness.media import places
 from harness.operations import (
     Chunk,
     Decode,
@@ -20,19 +22,7 @@ from harness.operations import (
     Rollback,
     TrimFront,
 )
-from harness.target import CacheLengths, CacheRows, ForwardObservation, RemovalObservation, Target
-
-
-def token_ids(sequence: int, count: int, start: int, vocab_size: int) -> tuple[int, ...]:
-    """Ids of the tokens number start .. start + count - 1 that a sequence ever processes.
-
-    They depend on how many tokens the sequence has processed, not on their position: after a rollback the same
-    position gets another token, so a stale row cannot pass for a fresh one.  A multiplicative hash spreads them.
-    """
-    return tuple(
-        (((sequence + 1) * 0x9E3779B1 + number * 0x85EBCA6B + (number >> 3) * 0xC2B2AE35) & 0xFFFFFFFF) % vocab_size
-        for number in range(start, start + count)
-    )
+from harness.target import CacheLengths, CacheRows, ForwardObservation, PromptInput, RemovalObservation, Target
 
 
 @dataclass(frozen=True)
@@ -87,6 +77,7 @@ class Execution:
         self.ledgers = [SequenceLedger(owner) for owner in owners]
         self.steps: list[Step] = []
         self._processed = [0] * len(owners)
+        self._prompts: list[tuple[int, ...]] = [()] * len(owners)  # tokens of the prompts with images, from position 0
         self._session = target.open(owners)
 
     @property
@@ -105,13 +96,16 @@ class Execution:
         before = ledger.state()
         forwards: tuple[ForwardStep, ...] = ()
         expected = removal = None
-        if isinstance(operation, (Prefill, Chunk)):
+        if isinstance(operation, Prefill) and operation.media:
+            forwards = (self._read(operation),)
+        elif isinstance(operation, (Prefill, Chunk)):
             forwards = (self._forward(operation.index, operation.tokens),)
         elif isinstance(operation, Decode):
             forwards = tuple(self._decode(operation))
         else:
             expected = ledger.remove(operation)
             removal = self._remove(operation)
+            self._prompts[operation.index] = self._prompts[operation.index][: len(ledger.prompt)]
         failed = any(f.seen.error for f in forwards) or (removal is not None and removal.error is not None)
         step = Step(
             index=len(self.steps),
@@ -134,11 +128,27 @@ class Execution:
         lengths, rows = self._session.lengths(sequence), self._session.rows(sequence)
         return Told(ledger.state(), tuple(ledger.held), lengths, rows)
 
-    def _forward(self, sequence: int, count: int) -> ForwardStep:
-        tokens = token_ids(sequence, count, self._processed[sequence], self.target.vocab_size)
-        append = self.ledgers[sequence].append(count)
+    def _read(self, operation: Prefill) -> ForwardStep:
+        """The first forward of a prompt with images. ValueError from a target that takes none, and on a second one."""
+        images, ledger = self.target.images, self.ledgers[operation.sequence]
+        if images is None:
+            raise ValueError(f"{operation.text()}: {self.target.identity.full_name} takes no images")
+        if self._processed[operation.sequence]:
+            raise ValueError(f"{operation.text()} has images, but is not the first forward of its sequence")
+        prompt = prompt_input(operation.sequence, operation.media, operation.tokens, self.target.vocab_size, images)
+        ledger.prompt = places(operation.media, images.frames_apart, len(prompt.tokens))
+        self._prompts[operation.sequence] = prompt.tokens
+        return self._forward(operation.sequence, operation.tokens, prompt)
+
+    def _forward(self, sequence: int, count: int, prompt: PromptInput | None = None) -> ForwardStep:
+        """What is left of a prompt comes first, then text."""
+        ledger = self.ledgers[sequence]
+        left = self._prompts[sequence][ledger.offset : ledger.offset + count]
+        number = self._processed[sequence] + len(left)
+        text = token_ids(sequence, count - len(left), number, self.target.vocab_size, self.target.images)
+        append = ledger.append(count)
         self._processed[sequence] += count
-        return ForwardStep(append, self._session.forward(sequence, tokens))
+        return ForwardStep(append, self._session.forward(sequence, (*left, *text), prompt))
 
     def _decode(self, operation: Decode) -> Iterator[ForwardStep]:
         for _ in range(operation.times):

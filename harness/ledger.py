@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from harness.media import Place
 from harness.operations import EnforceMaxKvSize, Operation, Owner, Rollback, TrimFront
 
 SINKS = 4  # slots that the second generation of enforce_max_kv_size keeps, and the floor of a context shift
@@ -31,21 +32,25 @@ class SequenceState:
 
 @dataclass(frozen=True)
 class Append:
-    """What one forward saw: the positions held before it, and the positions of its own tokens."""
+    """What one forward saw: the positions held before it, the positions of its own tokens, and their M-RoPE ids (three
+    times the position, as long as the sequence has no image)."""
 
     held: tuple[int, ...]
     positions: range
+    places: tuple[Place, ...]
 
 
 @dataclass
 class SequenceLedger:
-    """One sequence. ``owner`` decides whether the scheduler can trim it at all."""
+    """One sequence. ``owner`` decides whether the scheduler can trim it at all; ``prompt``: the M-RoPE ids of the
+    positions from 0 on that were read with images."""
 
     owner: Owner = "pool"
     held: list[int] = field(default_factory=list)
     offset: int = 0
     trimmed: bool = False
     removed: bool = False
+    prompt: list[Place] = field(default_factory=list)
 
     @property
     def live_len(self) -> int:
@@ -60,8 +65,12 @@ class SequenceLedger:
 
     def append(self, tokens: int) -> Append:
         """``tokens`` new tokens at the absolute positions [offset, offset + tokens)."""
-        seen = Append(tuple(self.held), range(self.offset, self.offset + tokens))
-        self.held.extend(seen.positions)
+        positions = range(self.offset, self.offset + tokens)
+        read = self.prompt[self.offset : self.offset + tokens]
+        delta = max(map(max, self.prompt)) + 1 - len(self.prompt) if self.prompt else 0  # what images save, behind them
+        behind = ((position + delta,) * 3 for position in positions[len(read) :])
+        seen = Append(tuple(self.held), positions, (*read, *behind))
+        self.held.extend(positions)
         self.offset += tokens
         return seen
 
@@ -85,6 +94,7 @@ class SequenceLedger:
             del self.held[len(self.held) - n :]
             self.offset -= n
             self.removed = True
+            del self.prompt[self.offset :]  # other tokens will follow, as if it had ended here
         return n
 
     def enforce(self, rule: EnforceMaxKvSize) -> int:

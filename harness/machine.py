@@ -10,6 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from harness import strategies as draw
 from harness.judge import Judge, Listener
 from harness.judging import Property
+from harness.ledger import SequenceLedger
+from harness.media import runs
 from harness.operations import (
     Chunk,
     Decode,
@@ -36,16 +38,12 @@ class ProgramMachine(RuleBasedStateMachine):
 
     @initialize(owners=draw.owner_layouts, tokens=draw.prefill_sizes, warm=draw.warm, more=draw.prefill_sizes)
     def begin(self, owners: tuple[Owner, ...], tokens: int, warm: bool, more: int) -> None:
-        self.judge = Judge(self.target, owners, self.properties, self.listener, self.muted)
-        self._apply(Prefill(tokens))
-        if warm and len(owners) > 1:
-            self._apply(Prefill(more, 1))
+        self._begin(owners, Prefill(tokens), Prefill(more, 1) if warm else None)
 
     @rule(sequence=draw.sequences, tokens=draw.chunk_sizes)
     def extend(self, sequence: int, tokens: int) -> None:
         index = self._sequence(sequence)
-        fresh = self.judge is not None and self.judge.run.ledgers[index].offset == 0
-        self._apply(Prefill(tokens, index) if fresh else Chunk(tokens, index))
+        self._apply(Chunk(tokens, index) if self._ledger(index).offset else Prefill(tokens, index))
 
     @rule(sequence=draw.sequences, times=draw.decode_times)
     def decode(self, sequence: int, times: int) -> None:
@@ -72,7 +70,7 @@ class ProgramMachine(RuleBasedStateMachine):
     def enforce(self, sequence: int, excess: int, generation: Generation, keep: int, n_discard: int) -> None:
         """The bound is drawn relative to what the sequence holds: most absolute ones would do nothing."""
         index = self._sequence(sequence)
-        limit = max(1, self._live_len(index) - excess)
+        limit = max(1, self._ledger(index).live_len - excess)
         if generation == "shift":
             self._apply(EnforceMaxKvSize(limit, generation, keep, n_discard, sequence=index))
         else:  # the older generations take neither argument
@@ -82,7 +80,7 @@ class ProgramMachine(RuleBasedStateMachine):
     def bounded_prefill(self, sequence: int, tokens: int, excess: int, generation: Generation) -> None:
         """A chunked prefill under a bound, as a server does it: chunk, enforce, chunk, enforce."""
         index = self._sequence(sequence)
-        limit = max(1, self._live_len(index) - excess)
+        limit = max(1, self._ledger(index).live_len - excess)
         for _ in range(2):
             self._apply(Chunk(tokens, index))
             self._apply(EnforceMaxKvSize(limit, generation, sequence=index))
@@ -95,15 +93,50 @@ class ProgramMachine(RuleBasedStateMachine):
         if self.judge is not None:
             self.judge.end()
 
+    def _begin(self, owners: tuple[Owner, ...], first: Prefill, second: Prefill | None) -> None:
+        self.judge = Judge(self.target, owners, self.properties, self.listener, self.muted)
+        self._apply(first)
+        if second is not None and len(owners) > 1:
+            self._apply(second)
+
     def _sequence(self, drawn: int) -> int:
         return drawn % len(self.judge.run.owners) if self.judge is not None else 0
 
-    def _live_len(self, index: int) -> int:
-        return self.judge.run.ledgers[index].live_len if self.judge is not None else 0
+    def _ledger(self, index: int) -> SequenceLedger:
+        return self.judge.run.ledgers[index] if self.judge is not None else SequenceLedger()
+
+    def _operations(self) -> list[Operation]:
+        return [step.operation for step in self.judge.run.steps] if self.judge is not None else []
 
     def _apply(self, operation: Operation) -> None:
         if self.judge is not None and not self.judge.stopped:
             self.judge.apply(operation)
+
+
+class ImageMachine(ProgramMachine):
+    """The same, and the first prompt always holds images."""
+
+    @initialize(owners=draw.owner_layouts, first=draw.image_prefills(), warm=draw.warm, second=draw.prefills(1))
+    def begin(self, owners: tuple[Owner, ...], first: Prefill, warm: bool, second: Prefill) -> None:
+        self._begin(owners, first, second if warm else None)
+
+    @rule(sequence=draw.sequences, where=draw.image_positions, tokens=draw.chunk_sizes)
+    def roll_back_into_an_image(self, sequence: int, where: int, tokens: int) -> None:
+        """Other tokens then stand where the rest of the image stood. Left to chance this would be rare."""
+        index = self._sequence(sequence)
+        if inside := self._inside_images(index):
+            position = inside[where % len(inside)]
+            self._apply(Rollback(self._ledger(index).offset - position, index))
+        self._apply(Chunk(tokens, index))
+
+    def _inside_images(self, index: int) -> list[int]:
+        """Positions behind the first token of an image that were processed and that a rollback can reach."""
+        ledger, images = self._ledger(index), self.target.images
+        first = next((op for op in self._operations() if op.index == index and isinstance(op, Prefill)), None)
+        if first is None or images is None:
+            return []
+        reach = range(max(ledger.live_start, 0), min(ledger.offset, len(ledger.prompt)))
+        return [p for run in runs(first.media, images.frames_apart) for p in run.positions[1:] if p in reach]
 
 
 def make_machine(
@@ -124,4 +157,5 @@ def make_machine(
         "listener": listener,
         "muted": frozenset(muted),
     }
-    return type(name, (ProgramMachine,), body)
+    base = ProgramMachine if target.images is None else ImageMachine
+    return type(name, (base,), body)

@@ -2,14 +2,16 @@
 
 A program is a tuple of frozen dataclasses.  It draws nothing, runs nothing and knows no model; it can be compared,
 hashed, written as JSON and replayed.  Token ids are not part of an operation: the execution derives them (see
-``harness.execution.token_ids``), so that ``Prefill(10)`` says everything there is to say.
+``harness.images.token_ids``), so that ``Prefill(10)`` says everything there is to say.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
+
+from harness.media import Media, MediaError, check_media, media_from_json
 
 Owner = Literal["pool", "model"]
 Generation = Literal["trim", "sinks", "shift"]
@@ -63,15 +65,35 @@ class Operation:
 
 @dataclass(frozen=True)
 class Prefill(Operation):
-    """The first forward of a sequence: ``tokens`` new tokens at once."""
+    """The first forward of a sequence: ``tokens`` new tokens at once.
+
+    ``media``: the images of the prompt, which is looked at once, here. The prompt reaches to the end of the last one;
+    where ``tokens`` is less, the forwards that follow take the rest of it first (a chunked prefill that cuts an
+    image). Only the first forward of a sequence can have any.
+    """
 
     code: ClassVar[str] = "prefill"
     tokens: int
     sequence: int = 0
+    media: tuple[Media, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         _check(self, "tokens", self.tokens, 1, MAX_TOKENS)
         _check(self, "sequence", self.sequence, 0, MAX_SEQUENCES - 1)
+        try:
+            check_media(self.media, MAX_TOKENS)
+        except MediaError as error:
+            raise OperationError(f"Prefill: {error}") from error
+
+    def to_json(self) -> dict[str, Any]:
+        """Without the field ``media`` where there is none."""
+        data = super().to_json()
+        media = [each.to_json() for each in data.pop("media")]
+        return data | ({"media": media} if media else {})
+
+    def text(self) -> str:
+        """``Prefill(12, image 2x2@3)``."""
+        return f"Prefill({', '.join(map(str, (self.tokens, *self.media)))})"
 
 
 @dataclass(frozen=True)
@@ -173,7 +195,11 @@ def operation_from_json(data: object) -> Operation:
     if unknown := sorted(set(fields) - known):
         raise OperationError(f"operation {code!r} has no field {unknown[0]!r:.60}")
     try:
+        if "media" in fields:
+            fields["media"] = media_from_json(fields["media"])
         return kind(**fields)
+    except MediaError as error:
+        raise OperationError(f"{kind.__name__}: {error}") from error
     except TypeError as error:
         missing = sorted(known - set(fields))
         raise OperationError(f"operation {code!r} lacks a field (one of {', '.join(missing)})") from error
@@ -200,6 +226,17 @@ class Program:
         total = sum(op.times if isinstance(op, Decode) else getattr(op, "tokens", 0) for op in self.operations)
         if total > MAX_TOTAL_TOKENS:
             raise OperationError(f"a program processes at most {MAX_TOTAL_TOKENS} tokens, this one {total}")
+        started: set[int] = set()
+        for operation in self.operations:
+            if isinstance(operation, Prefill) and operation.media and operation.index in started:
+                raise OperationError(f"{operation.text()} has images, but is not the first forward of its sequence")
+            if isinstance(operation, FORWARDS):
+                started.add(operation.index)
+
+    @property
+    def has_media(self) -> bool:
+        """Is there an image in it?"""
+        return any(isinstance(op, Prefill) and bool(op.media) for op in self.operations)
 
     def __str__(self) -> str:
         several = len(self.owners) > 1

@@ -18,7 +18,7 @@ class Profile:
     ``shrink``: let Hypothesis shrink before ``harness.reduction`` does.  The reduction alone gets as far in a tenth of
     the time on the bugs we know; Hypothesis's own passes are for those that we do not.  ``least``: programs per
     configuration, however many there are.  ``patience``: further searches on a configuration on which some property
-    has met no decisive step."""
+    has met no decisive step.  ``configurations``: how many are drawn per family, beside those that are built in."""
 
     name: str
     programs: int
@@ -27,6 +27,7 @@ class Profile:
     shrink: bool = True
     least: int = 8
     patience: int = 3
+    configurations: int = 0
 
     def settings(self, database: Path | None = None) -> settings:
         """Hypothesis settings, every one of them set.
@@ -59,9 +60,11 @@ class Profile:
 PROFILES: dict[str, Profile] = {
     profile.name: profile
     for profile in (
-        Profile("smoke", programs=24, operations=6, shrink=False, least=2, patience=1),  # does it run at all?
-        Profile("quick", programs=104, operations=5, shrink=False),
-        Profile("ci", programs=400, operations=8),
-        Profile("nightly", programs=5000, operations=12, remember=True),
+        Profile(
+            "smoke", programs=24, operations=6, shrink=False, least=2, patience=1, configurations=1
+        ),  # does it run at all?
+        Profile("quick", programs=104, operations=5, shrink=False, configurations=2),
+        Profile("ci", programs=400, operations=8, configurations=4),
+        Profile("nightly", programs=5000, operations=12, remember=True, configurations=12),
     )
 }

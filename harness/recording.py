@@ -56,7 +56,7 @@ def _state(state: SequenceState) -> dict[str, int]:
 
 
 def _forward(run: Execution, forward: ForwardStep) -> dict[str, Any]:
-    layers = run.target.attention_layers
+    layers, windows = run.target.attention_layers, run.target.windows
     calls = forward.seen.attention
     mapped = len(calls) <= len(layers)
     return {
@@ -64,6 +64,7 @@ def _forward(run: Execution, forward: ForwardStep) -> dict[str, Any]:
         "attention": [
             {
                 "layer": layers[number] if mapped else None,
+                **({"window": windows[number]} if mapped and windows[number] else {}),
                 "queries": call.query_len,
                 "keys": call.key_len,
                 "values": call.value_len,

@@ -16,6 +16,7 @@ from harness.execution import execute
 from harness.findings import Finding, FindingError
 from harness.judge import judge_program
 from harness.judging import Property
+from harness.media import Media, MediaError, check_media
 from harness.operations import (
     MAX_TOKENS,
     Chunk,
@@ -74,6 +75,9 @@ def _size(program: Program) -> tuple[int, int, int, int]:
     operations = program.operations
     rank = sum(0 if isinstance(op, (Prefill, Chunk, TrimFront)) else 1 for op in operations)
     numbers = sum(value for op in operations for value in dataclasses.asdict(op).values() if isinstance(value, int))
+    for media in (each for op in operations if isinstance(op, Prefill) for each in op.media):
+        rank += 1 + bool(media.frames)
+        numbers += media.at + media.rows + media.columns + media.frames
     rank += sum(owner != "pool" for owner in program.owners)
     return len(operations), len(program.owners), rank, numbers
 
@@ -100,8 +104,8 @@ def _candidates(target: Target, program: Program) -> Iterator[Program]:
             tokens = _tokens(left) + _tokens(right)
             if tokens > MAX_TOKENS:
                 continue
-            for merged in (Prefill(tokens, left.index), Chunk(tokens, left.index)):
-                yield Program((*operations[:number], merged, *operations[number + 2 :]), program.owners)
+            merged = Prefill(tokens, left.index, media=_media(left))  # a Chunk, where it is not the first (``_normal``)
+            yield Program((*operations[:number], merged, *operations[number + 2 :]), program.owners)
     started: set[int] = set()
     for number, operation in enumerate(operations):
         if isinstance(operation, Decode) and operation.index not in started:
@@ -122,6 +126,32 @@ def _candidates(target: Target, program: Program) -> Iterator[Program]:
             for smaller in dict.fromkeys((0, 1, 2, *steps_down)):
                 if 0 < smaller < value or (smaller == 0 < value and field.name in ("keep", "n_discard")):
                     yield _with(program, number, _replaced(operation, field.name, smaller))
+    for number, operation in enumerate(operations):
+        for media in _smaller_media(_media(operation)):
+            yield _with(program, number, dataclasses.replace(operation, media=media))  # type: ignore[call-arg]
+
+
+def _media(operation: Operation) -> tuple[Media, ...]:
+    return operation.media if isinstance(operation, Prefill) else ()
+
+
+def _smaller_media(media: tuple[Media, ...]) -> Iterator[tuple[Media, ...]]:
+    """Fewer images, then images instead of videos, then smaller and earlier ones."""
+    for number in range(len(media)):
+        yield media[:number] + media[number + 1 :]
+    for number, each in enumerate(media):
+        for name in ("frames", "rows", "columns", "at"):
+            value = getattr(each, name)
+            for smaller in dict.fromkeys((0, 1, 2, value // 2, value - 1)):
+                if not 0 <= smaller < value or (smaller == 0 and name in ("rows", "columns")):
+                    continue
+                changes: dict[str, Any] = {name: smaller}
+                candidate = (*media[:number], dataclasses.replace(each, **changes), *media[number + 1 :])
+                try:
+                    check_media(candidate, MAX_TOKENS)
+                except MediaError:
+                    continue
+                yield candidate
 
 
 def _normal(program: Program) -> Program:
@@ -130,8 +160,10 @@ def _normal(program: Program) -> Program:
     operations: list[Operation] = []
     for operation in program.operations:
         if isinstance(operation, (Prefill, Chunk)):
-            kind = Chunk if operation.index in started else Prefill
-            operation = kind(operation.tokens, operation.sequence)
+            if operation.index in started:
+                operation = Chunk(operation.tokens, operation.sequence)
+            else:
+                operation = Prefill(operation.tokens, operation.sequence, media=_media(operation))
         if not _removes(operation):
             started.add(operation.index)
         operations.append(operation)

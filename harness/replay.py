@@ -12,7 +12,7 @@ from harness.findings import Finding, FindingError
 from harness.judge import judge_program
 from harness.judging import Property
 from harness.tally import Tally
-from harness.target import Target
+from harness.target import Target, in_words
 from harness.trace import Trace, TraceError
 
 
@@ -25,12 +25,14 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Replay:
-    """What a replay came to. ``same``: it is the recorded property that broke; ``target``: its full name."""
+    """What a replay came to. ``same``: it is the recorded property that broke; ``target``: its full name; ``drawn``:
+    its configuration in words, if that was drawn."""
 
     outcome: Outcome
     finding: Finding | None
     same: bool
     target: str
+    drawn: str | None = None
 
     def text(self, trace: Trace) -> str:
         """One line of verdict, then the failure."""
@@ -46,7 +48,8 @@ class Replay:
     def _detail(self) -> str:
         assert self.finding is not None
         lines = self.finding.text().splitlines()
-        return "\n".join([*lines, f"      target    {self.target}"])
+        lines.append(f"      target    {self.target}")
+        return "\n".join(lines if self.drawn is None else [*lines, f"      drawn     {self.drawn}"])
 
 
 def replay(trace: Trace, target: Target, properties: Sequence[Property]) -> Replay:
@@ -56,6 +59,8 @@ def replay(trace: Trace, target: Target, properties: Sequence[Property]) -> Repl
     would then mean nothing. The same when nothing was judged where the recorded property broke, or when the finding did
     not come back when it was recorded.
     """
+    if trace.program.has_media and target.images is None:
+        raise TraceError(f"its program has images, but {target.identity.full_name} takes none")
     recorded = trace.finding["property"] if trace.finding else None
     known = {prop.id for prop in properties}
     if recorded is not None and recorded not in known:
@@ -66,19 +71,20 @@ def replay(trace: Trace, target: Target, properties: Sequence[Property]) -> Repl
     chosen = [prop for prop in properties if prop.id == recorded]
     tally = Tally()
     judged: Execution
-    name = target.identity.full_name
+    name, drawn = target.identity.full_name, target.identity.drawn
+    words = None if drawn is None else in_words(drawn["config"] | drawn["options"])
     for judges in (chosen, properties):
         if not judges:
             continue
         try:
             run = judge_program(target, trace.program, judges, tally).run
         except FindingError as error:
-            return Replay(Outcome.FAILED, error.finding, error.finding.property_id == recorded, name)
+            return Replay(Outcome.FAILED, error.finding, error.finding.property_id == recorded, name, words)
         if judges is chosen:
             judged = run
     if chosen and trace.finding is not None:
         _insist(chosen[0], judged, trace.finding, tally)
-    return Replay(Outcome.FIXED, None, False, name)
+    return Replay(Outcome.FIXED, None, False, name, words)
 
 
 def _insist(prop: Property, run: Execution, finding: dict[str, Any], tally: Tally) -> None:

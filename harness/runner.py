@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import properties
-from harness.campaign import CampaignResult, FoundBug, run_campaign
+from harness.campaign import CampaignResult, FoundBug, derive_seed, run_campaign
 from harness.execution import execute
 from harness.findings import Verdict
 from harness.profiles import Profile
@@ -29,6 +29,7 @@ from harness.reporting import (
     versions,
     write_atomically,
 )
+from harness.target import Path as TargetPath
 from harness.targets import reference
 from harness.terminal import INTERRUPTS
 
@@ -38,7 +39,7 @@ CONTROL = "mask_key_axis_equals_live_keys"  # the property that the planted offs
 
 
 def run_families(
-    families: Sequence[str],
+    runs: Sequence[tuple[str, TargetPath]],
     *,
     profile: Profile,
     seed: int,
@@ -47,36 +48,39 @@ def run_families(
     strict: bool,
     device: str | None = None,
 ) -> int:
-    """Run every family and write its report as soon as it is measured; returns the exit code.
+    """Run every (family, path) and write its report as soon as it is measured; returns the exit code.
 
     Raises OSError when ``out`` cannot be written (before anything is run, if that can be told).
     """
-    _check_writable(out, families)
+    _check_writable(out, [report_name(family, path) for family, path in runs])
     used = versions()
     print(
         f"kv-harness {used['kv-harness']}   profile {profile.name}, seed {seed}, policy {policy}, {reference.device()}"
     )
     records: list[dict[str, Any]] = []
     code = 0
-    for family in families:
-        with _progress(family, profile.programs) as advance:
-            result, control = _measure(family, profile, seed, policy, advance)
-        command = f"kv-harness run --families {family} --profile {profile.name} --seed {seed} --policy {policy}" + (
-            f" --device {device}" if device else ""
+    for family, path in runs:
+        name = report_name(family, path)
+        with _progress(name, profile.programs) as advance:
+            targets = family_targets(family, policy, profile, seed, path)
+            result, control = _measure(family, path, targets, profile, seed, policy, advance)
+        command = (
+            f"kv-harness run --families {family} --path {path} --profile {profile.name} --seed {seed} "
+            f"--policy {policy}" + (f" --device {device}" if device else "")
         )
         with INTERRUPTS.deferred():
-            data = _write(family, policy, result, control, used, out, command)
+            data = _write(family, path, targets, policy, result, control, used, out, command)
         records.append(data)
         for found in data["findings"]:
             print(_finding_text(found))
-        print(f"{family:<14} {data['verdict']:<12} {data['verdict_reason']}", flush=True)
+        print(f"{name:<20} {data['verdict']:<12} {data['verdict_reason']}", flush=True)
         bad = {Verdict.FAIL, Verdict.INCONCLUSIVE} | ({Verdict.VACUOUS} if strict else set())
         code |= data["verdict"] in bad or data["partial"]
         if data["partial"]:
-            print(f"interrupted in {family}; its report is marked partial, later families were not run")
+            print(f"interrupted in {name}; its report is marked partial, later ones were not run")
             break
         if INTERRUPTS.requested:  # while the report was written
-            print(f"interrupted after {family}; later families were not run")
+            print(f"interrupted after {name}; later ones were not run")
             code = True
             break
     print()
@@ -85,21 +89,36 @@ def run_families(
     return int(code)
 
 
+def family_targets(
+    family: str, policy: Literal["live", "offset"], profile: Profile, seed: int, path: TargetPath = "text"
+) -> tuple[reference.ReferenceTarget, ...]:
+    """What a run of the family judges: all that is built in, and the configurations that this seed draws."""
+    drawn = reference.drawn_variants(
+        family,
+        derive_seed(seed, report_name(family, path), "configurations"),
+        profile.configurations,
+        images=path == "images",
+    )
+    return reference.targets(family, policy, seed, path, drawn)
+
+
 def _measure(
     family: str,
+    path: TargetPath,
+    targets: Sequence[reference.ReferenceTarget],
     profile: Profile,
     seed: int,
     policy: Literal["live", "offset"],
     advance: Callable[[int], None],
 ) -> tuple[CampaignResult, CampaignResult | None]:
     database = DATABASE if profile.remember else None
-    targets = reference.targets(family, policy, weights_seed=seed)
-    result = run_campaign(family, targets, properties.ALL, profile, seed, database=database, progress=advance)
+    name = report_name(family, path)
+    result = run_campaign(name, targets, properties.ALL, profile, seed, database=database, progress=advance)
     if policy == "offset" or result.partial:
         return result, None
     control = run_campaign(
-        f"{family}_control",
-        reference.targets(family, "offset", weights_seed=seed),
+        f"{name}_control",
+        family_targets(family, "offset", profile, seed, path),
         [properties.BY_ID[CONTROL]],
         profile,
         seed,
@@ -113,6 +132,8 @@ def _measure(
 
 def _write(
     family: str,
+    path: TargetPath,
+    targets: Sequence[reference.ReferenceTarget],
     policy: str,
     result: CampaignResult,
     control: CampaignResult | None,
@@ -121,25 +142,36 @@ def _write(
     command: str,
 ) -> dict[str, Any]:
     replays = {bug.finding.property_id: _write_finding(bug, used, out) for bug in result.found}
-    targets = reference.targets(family)
     data = family_record(
         result,
         family=family,
         policy=policy,
+        path=path,
         configurations=[
-            {"variant": target.variant.name, "storage": target.storage, **target.describe()} for target in targets
+            {
+                "variant": target.variant.name,
+                "storage": target.storage,
+                "drawn": target.variant.drawn,
+                **target.describe(),
+            }
+            for target in targets
         ],
         control=control,
         device=reference.device(),
         versions=used,
         command=command,
         replays=replays,
-        limits=list(reference.limits(family)),
+        limits=list(reference.limits(family, path)),
     )
-    folder = out / "families"
-    write_atomically(folder / f"{family}.json", record_text(data))
-    write_atomically(folder / f"{family}.md", family_markdown(data))
+    stem = out / "families" / report_name(family, path)
+    write_atomically(stem.with_suffix(".json"), record_text(data))
+    write_atomically(stem.with_suffix(".md"), family_markdown(data))
     return data
+
+
+def report_name(family: str, path: TargetPath) -> str:
+    """``qwen2_vl``, or ``qwen2_vl-images``: the path with images is a run of its own, with a report of its own."""
+    return family if path == "text" else f"{family}-{path}"
 
 
 def _write_finding(bug: FoundBug, used: dict[str, str], out: Path) -> str:
@@ -157,8 +189,8 @@ def _finding_text(found: dict[str, Any]) -> str:
     )
 
 
-def _check_writable(out: Path, families: Sequence[str]) -> None:
-    """Find out now, not after the first family, that reports cannot be written."""
+def _check_writable(out: Path, names: Sequence[str]) -> None:
+    """Find out now, not after the first report, that reports cannot be written."""
     try:
         str(out).encode("utf-8")
     except UnicodeEncodeError as error:
@@ -167,13 +199,13 @@ def _check_writable(out: Path, families: Sequence[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-    for name in (f"{family}.{kind}" for family in families for kind in ("json", "md")):
+    for name in (f"{name}.{kind}" for name in names for kind in ("json", "md")):
         if (out / "families" / name).is_dir():
             raise IsADirectoryError(errno.EISDIR, "is a folder, a report would go there", str(out / "families" / name))
 
 
 @contextmanager
-def _progress(family: str, programs: int) -> Iterator[Callable[[int], None]]:
+def _progress(name: str, programs: int) -> Iterator[Callable[[int], None]]:
     """A bar on stderr where that is a terminal, else a line every half minute. Findings lead to further programs, so
     the total may grow."""
     if not sys.stderr.isatty():
@@ -184,13 +216,13 @@ def _progress(family: str, programs: int) -> Iterator[Callable[[int], None]]:
             INTERRUPTS.check()
             if time.monotonic() - said >= SILENCE:
                 said = time.monotonic()
-                print(f"{family}: {done} of {max(programs, done)} programs", file=sys.stderr, flush=True)
+                print(f"{name}: {done} of {max(programs, done)} programs", file=sys.stderr, flush=True)
 
         yield say
         return
-    columns = (TextColumn("{task.description:<14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(family, total=programs)
+        task = bar.add_task(name, total=programs)
 
         def advance(done: int) -> None:
             INTERRUPTS.check()

@@ -6,7 +6,8 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-from harness.operations import Generation, Owner
+from harness.media import Media
+from harness.operations import Generation, Owner, Prefill
 
 T = TypeVar("T")
 
@@ -53,3 +54,26 @@ owner_layouts: st.SearchStrategy[tuple[Owner, ...]] = weighted(
 warm = weighted((5, st.just(True)), (1, st.just(False)))
 #: Which sequence an operation acts on, to be taken modulo their number.
 sequences = st.integers(0, 1)
+
+#: Which position inside an image, to be taken modulo their number.
+image_positions = st.integers(0, 15)
+_sides = st.integers(1, 3)
+_frames = weighted((3, st.just(0)), (1, st.integers(1, 3)))
+
+
+@st.composite
+def image_prefills(draw: st.DrawFn, sequence: int = 0) -> Prefill:
+    """A prompt with one to three images or videos, all of it in one forward or cut: most cuts fall into an image."""
+    media: list[Media] = []
+    free = 0
+    for _ in range(draw(weighted((4, st.just(1)), (2, st.just(2)), (1, st.just(3))))):
+        media.append(Media(free + draw(st.integers(0, 4)), draw(_sides), draw(_sides), draw(_frames)))
+        free = media[-1].end
+    whole = weighted((8, st.integers(free, free + 6)), (8, st.integers(1, free)), (1, _EDGES))
+    return Prefill(draw(whole), sequence, media=tuple(media))
+
+
+@st.composite
+def prefills(draw: st.DrawFn, sequence: int = 0) -> Prefill:
+    """Of a sequence beside one with images: text, or images of its own."""
+    return Prefill(draw(prefill_sizes), sequence) if draw(st.booleans()) else draw(image_prefills(sequence))

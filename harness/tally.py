@@ -8,6 +8,7 @@ from typing import Any
 from harness.execution import Execution, Step
 from harness.findings import Finding
 from harness.judging import Evidence, Judgement, Property, is_blind
+from harness.media import runs
 from harness.operations import Chunk, Decode, Prefill, Rollback
 from harness.target import Target
 
@@ -51,6 +52,11 @@ class Coverage:
     model_owned: int = 0
     stopped_by_error: int = 0
     blind_forwards: int = 0
+    with_images: int = 0
+    trim_cut_image: int = 0
+    chunk_cut_image: int = 0
+    chunk_behind_image: int = 0
+    rolled_back_into_image: int = 0
 
     def to_json(self) -> dict[str, int]:
         return asdict(self)
@@ -118,6 +124,8 @@ class Tally:
             for step in steps
         )
         cover.decode_after_trim += any(step.before.trimmed and isinstance(step.operation, Decode) for step in steps)
+        for name, met in _image_states(run).items():
+            setattr(cover, name, getattr(cover, name) + met)
         cover.crossed_256_slots += any(step.before.live_len <= GROWTH < step.after.live_len for step in steps)
 
     def summary(self) -> dict[str, Any]:
@@ -127,3 +135,34 @@ class Tally:
 def _kept_sinks(step: Step) -> bool:
     """Did this trim leave a gap: are keys held whose positions are not one contiguous run?"""
     return bool(step.told) and bool(held := step.told[step.operation.index].held) and held[0] < step.after.live_start
+
+
+def _image_states(run: Execution) -> dict[str, bool]:
+    """Which of the states that need an image a run reached, by the names of ``Coverage``."""
+    met = dict.fromkeys(
+        ("with_images", "trim_cut_image", "chunk_cut_image", "chunk_behind_image", "rolled_back_into_image"), False
+    )
+    spans: dict[int, list[range]] = {}  # of each sequence: where its images stand
+    for step in run.steps:
+        operation, offset = step.operation, step.after.offset
+        if isinstance(operation, Prefill) and operation.media and run.target.images is not None:
+            spans[operation.index] = [each.positions for each in runs(operation.media, run.target.images.frames_apart)]
+            met["with_images"] = True
+        images = spans.get(operation.index, [])
+        for forward in step.forwards:
+            start = forward.append.positions.start
+            met["chunk_cut_image"] |= any(span.start < start < span.stop for span in images)
+            met["chunk_behind_image"] |= len(forward.append.positions) > 1 and any(
+                span.stop <= start and forward.append.held for span in images
+            )
+        if isinstance(operation, Rollback) and step.expected_removed:
+            met["rolled_back_into_image"] |= any(
+                span.start < offset < span.stop <= step.before.offset for span in images
+            )
+            spans[operation.index] = [span for span in images if span.stop <= offset]
+        elif step.expected_removed and step.told:
+            held = set(step.told[operation.index].held)
+            met["trim_cut_image"] |= any(
+                0 < len(held.intersection(span)) < len(range(span.start, min(span.stop, offset))) for span in images
+            )
+    return met

@@ -6,7 +6,7 @@ Python value or a NumPy array, so the judging side needs no MLX and a target may
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol
@@ -17,6 +17,8 @@ from harness.operations import EnforceMaxKvSize, Owner
 
 MaskKind = Literal["none", "causal", "bool", "additive"]
 AttentionKind = Literal["fast", "softmax", "quantised"]
+Path = Literal["text", "images"]
+"""What the prompts of a campaign hold. A bug can live in the one and not in the other."""
 
 
 class Capability(StrEnum):
@@ -32,6 +34,35 @@ class Capability(StrEnum):
     LENGTHS = "cache lengths are told"
     ROWS = "cached rows are told"
     COUNTERPART = "the same weights under the other mask policy"
+    IMAGES = "prompts with images"
+
+
+@dataclass(frozen=True)
+class ImageFormat:
+    """How a target wants its images: the ids of the tokens that stand for them, ``merge`` x ``merge`` patches to a
+    token, ``patch_pixels`` numbers to a patch; ``frames_apart``: a text token lies between the frames of a video."""
+
+    image_token: int
+    video_token: int
+    merge: int
+    patch_pixels: int
+    frames_apart: bool
+
+
+@dataclass(frozen=True, eq=False)
+class PromptInput:
+    """A prompt with images, to be looked at once.
+
+    ``tokens``: all of it. ``pixel_values``, ``pixel_values_videos``: float32 [patches, patch_pixels], flattened as the
+    processors of the published models do; ``image_grid_thw``, ``video_grid_thw``: [n, 3], in patches. None without
+    any of the kind.
+    """
+
+    tokens: tuple[int, ...]
+    pixel_values: np.ndarray[Any, Any] | None
+    image_grid_thw: np.ndarray[Any, Any] | None
+    pixel_values_videos: np.ndarray[Any, Any] | None
+    video_grid_thw: np.ndarray[Any, Any] | None
 
 
 @dataclass(frozen=True)
@@ -119,7 +150,8 @@ class CacheRows:
 
 @dataclass(frozen=True)
 class TargetIdentity:
-    """Which thing is judged. ``detail`` is the JSON-able rest (configuration, options) that rebuilds it."""
+    """Which thing is judged. ``detail`` is the JSON-able rest (configuration, options), to read. ``drawn``: all that
+    rebuilds a variant which was drawn and whose name says nothing; else None."""
 
     kind: str
     family: str
@@ -128,18 +160,23 @@ class TargetIdentity:
     storage: str
     weights_seed: int
     detail: dict[str, Any] = field(default_factory=dict, compare=False)
+    path: Path = "text"
+    drawn: dict[str, Any] | None = field(default=None, hash=False)
 
     @property
     def name(self) -> str:
-        """``reference/qwen2_vl@offset-mask``, as printed in findings."""
-        return f"{self.kind}/{self.family}@{self.policy}-mask"
+        """``reference/qwen2_vl@offset-mask`` or, with images, ``reference/qwen2_vl+images@offset-mask``."""
+        path = "" if self.path == "text" else f"+{self.path}"
+        return f"{self.kind}/{self.family}{path}@{self.policy}-mask"
 
     @property
     def full_name(self) -> str:
         return f"{self.name} variant {self.variant}, {self.storage} cache, weights seed {self.weights_seed}"
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        """What a trace keeps of it; ``path`` only where it is not the text path."""
+        named: dict[str, Any] = {} if self.path == "text" else {"path": self.path}
+        named |= {
             "kind": self.kind,
             "family": self.family,
             "variant": self.variant,
@@ -147,12 +184,40 @@ class TargetIdentity:
             "storage": self.storage,
             "weights_seed": self.weights_seed,
         }
+        return named if self.drawn is None else named | {"drawn": self.drawn}
+
+
+def in_words(values: Mapping[str, Any], besides: Mapping[str, Any] | None = None) -> str:
+    """A configuration on one line: ``num_hidden_layers=3 rope_scaling.mrope_section=2,1,1``. Inside a list of objects
+    only what is set is named. ``besides``: leave out what is the same there."""
+    same = dict(_flat(besides or {}, ""))
+    told = [(name, value) for name, value in _flat(values, "") if name not in same or same[name] != value]
+    return " ".join(f"{name}={_word(value)}" for name, value in told)
+
+
+def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _word(value: Any) -> str:
+    if not isinstance(value, (list, tuple)):
+        return f"{value:g}" if isinstance(value, float) else str(value).lower()
+    if not any(isinstance(item, Mapping) for item in value):
+        return ",".join(_word(item) for item in value) or "none"
+    parts = [[(name, set_to) for name, set_to in _flat(item, "") if set_to not in (None, False)] for item in value]
+    return f"[{'; '.join(' '.join(n if v is True else f'{n}={_word(v)}' for n, v in part) for part in parts)}]"
 
 
 class Session(Protocol):
     """One pool of sequences, fresh when opened. Model errors come back as ``error``; only a misuse raises."""
 
-    def forward(self, sequence: int, tokens: Sequence[int]) -> ForwardObservation: ...
+    def forward(self, sequence: int, tokens: Sequence[int], prompt: PromptInput | None = None) -> ForwardObservation:
+        """``prompt``: given once, in the first forward of a sequence; ``tokens`` are the first of its tokens."""
+        ...
 
     def trim_front(self, sequence: int, n: int, keep: int) -> RemovalObservation: ...
 
@@ -180,8 +245,19 @@ class Target(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
+    def images(self) -> ImageFormat | None:
+        """None from a target without the capability IMAGES."""
+        ...
+
+    @property
     def attention_layers(self) -> tuple[int, ...]:
         """The model layer of every attention call of a forward, in call order (= of every cache)."""
+        ...
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Of every attention layer, as many and in that order: how many keys a token may see there, its own included
+        (the window counts absolute positions); None for all."""
         ...
 
     def open(self, owners: tuple[Owner, ...]) -> Session: ...

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -53,8 +54,11 @@ class Trace:
 
     @property
     def file_name(self) -> str:
-        """``mask_key_axis-3f2a9c11.json``: the start of the property's name and of the fingerprint."""
+        """``mask_key_axis-3f2a9c11.json``: the start of the property's name and of the fingerprint; of a drawn variant
+        ``mask_key_axis-drawn-1-3f2a9c11.json``."""
         name = "trace" if self.finding is None else "_".join(str(self.finding["property"]).split("_")[:3])
+        if "drawn" in self.target:
+            name += "-" + re.sub(r"[^a-z0-9]+", "-", str(self.target.get("variant"))[:40])
         return f"{name}-{self.fingerprint[:8]}.json"
 
     def to_text(self) -> str:

@@ -47,30 +47,41 @@ class MaskKeyAxisEqualsLiveKeys(Property):
 
 class MaskShowsExactlyTheVisibleSet(Property):
     id = "mask_shows_exactly_the_visible_set"
-    sentence = "Attention shows each new token exactly the keys held, those before it in its chunk, and itself."
-    decisive_when = "an explicit mask for a chunk (l > 1), or a boolean mask for one token"
+    sentence = (
+        "Attention shows each new token exactly the keys held, those before it in its chunk, and itself; on a layer "
+        "with a sliding window, those of them that are less than the window away."
+    )
+    decisive_when = (
+        "an explicit mask for a chunk (l > 1), or a boolean mask for one token; in a model with sliding windows, where "
+        "one of them hides a key"
+    )
     needs: ClassVar = frozenset({Capability.ATTENTION})
 
     def judge_step(self, run: Execution, step: Step) -> Judgement:
         steps = decisive = 0
         for forward in step.forwards:
             found = deciding = False
-            for layer, call in attention_calls(run, forward):
-                judged = self._judge_call(step, forward, layer, call)
+            hides = not any(run.target.windows)
+            for number, (layer, call) in enumerate(attention_calls(run, forward)):
+                window = run.target.windows[number]
+                judged = self._judge_call(step, forward, layer, call, window)
                 if judged is None:
                     continue
                 if judged.violation is not None:
                     return Judgement(steps + 1, decisive + 1, violation=judged.violation)
                 found = True
                 deciding |= call.explicit and (call.query_len > 1 or call.mask == "bool")
+                hides |= _hides(forward, call, window)
             steps += found
-            decisive += deciding
+            decisive += deciding and hides
         return Judgement(steps, decisive)
 
     @staticmethod
-    def _judge_call(step: Step, forward: ForwardStep, layer: int, call: AttentionCall) -> Judgement | None:
+    def _judge_call(
+        step: Step, forward: ForwardStep, layer: int, call: AttentionCall, window: int | None
+    ) -> Judgement | None:
         """None where there is nothing to compare: a wrong width, or wrong keys, are findings of other properties."""
-        keys, visible = key_positions(forward.append), visible_set(forward.append)
+        keys, visible = key_positions(forward.append), visible_set(forward.append, window)
         queries = list(forward.append.positions)
         if call.key_len != len(keys) or call.mask_keys not in (None, len(keys)):
             return None
@@ -96,9 +107,17 @@ class MaskShowsExactlyTheVisibleSet(Property):
                 f"layer {layer}: {what} {verb} the key at position {keys[key]} (slot {key}) to the token at position "
                 f"{queries[query]}; {len(wrong)} of {max(shown.size, visible.size)} entries are wrong "
                 f"(offset {forward.append.positions.start}, {len(forward.append.held)} keys held, chunk of "
-                f"{len(forward.append.positions)})",
+                f"{len(forward.append.positions)}{'' if window is None else f', window of {window}'})",
             )
         )
+
+
+def _hides(forward: ForwardStep, call: AttentionCall, window: int | None) -> bool:
+    """Does this window hide a key from a query of the call that would see it on a layer without one?"""
+    if window is None:
+        return False
+    seen, all_of_them = (visible_set(forward.append, limit)[-call.query_len :] for limit in (window, None))
+    return bool((seen != all_of_them).any())
 
 
 _WITHOUT = {"none": "no mask", "causal": 'the mask "causal"', "bool": "the mask", "additive": "the mask"}

@@ -11,22 +11,30 @@ from harness.findings import Violation
 from harness.judging import Judgement, Property, positions_are_whole
 from harness.target import Capability
 
+_AXES = ("T", "H", "W")
+
 
 class PositionsAreAbsolute(Property):
     id = "positions_are_absolute"
     sentence = "Every rotation and every position-dependent scale is given the absolute position of its token."
-    decisive_when = "keys were trimmed from the front, so that the absolute position is not the number of keys"
+    decisive_when = (
+        "keys were trimmed from the front, so that the absolute position is not the number of keys, or images make an "
+        "M-RoPE id another number than the position"
+    )
     needs: ClassVar = frozenset({Capability.POSITIONS})
 
     def judge_step(self, run: Execution, step: Step) -> Judgement:
         steps = decisive = 0
         for forward in step.forwards:
-            expected = np.asarray(forward.append.positions, np.float64)
+            positions = np.asarray(forward.append.positions, np.float64)
+            places = np.asarray(forward.append.places, np.float64).T[:, None]  # [3, 1, l]
             compared = 0
             for number, call in enumerate(forward.seen.positions):
                 given = np.asarray(call.positions, np.float64)
-                if given.ndim == 0 or given.shape[-1] != len(expected):
+                if given.ndim == 0 or given.shape[-1] != len(positions):
                     continue  # a table of angles, say: which of them a token got is not to be seen here
+                three = call.kind == "mrope" and given.ndim == 3 and given.shape[0] == 3
+                expected = np.broadcast_to(places if three else positions, given.shape)
                 compared += 1
                 wrong = np.argwhere(given != expected)
                 if len(wrong):
@@ -37,13 +45,14 @@ class PositionsAreAbsolute(Property):
                         worst=float(np.abs(given - expected).max()),
                         violation=Violation(
                             step.index,
-                            f"{call.kind} call {number}: token {at[-1]} of the chunk stands at position "
-                            f"{expected[at[-1]]:g}, it was given {given[at]:g} (offset {expected[0]:g}, "
-                            f"{len(forward.append.held)} keys held)",
+                            f"{call.kind} call {number}: token {at[-1]} of the chunk stands at "
+                            f"{f'{_AXES[at[0]]} id' if three else 'position'} {expected[at]:g}, it was given "
+                            f"{given[at]:g} (offset {positions[0]:g}, {len(forward.append.held)} keys held)",
                         ),
                     )
             if compared:
                 steps += 1
                 whole = compared == len(forward.seen.positions) and positions_are_whole(run, forward)
-                decisive += whole and len(forward.append.held) != forward.append.positions.start
+                trimmed = len(forward.append.held) != forward.append.positions.start
+                decisive += whole and (trimmed or bool((places != positions).any()))
         return Judgement(steps, decisive, worst=0.0 if steps else None)

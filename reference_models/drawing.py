@@ -8,6 +8,7 @@ Every configuration is valid by construction and tiny: nothing is drawn and thro
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations, permutations
 from typing import Any, Protocol, TypeVar
 
@@ -28,8 +29,9 @@ class Choose(Protocol):
     def __call__(self, options: Sequence[T], /) -> T: ...
 
 
-def draw_config(family: str, choose: Choose, *, images: bool = False) -> Any:
-    """A ``Config`` of the family's module; with ``images`` it has a vision tower.
+def draw_config(family: str, choose: Choose, *, images: bool = False, windows: bool = False) -> Any:
+    """A ``Config`` of the family's module; with ``images`` it has a vision tower, with ``windows`` a family that knows
+    sliding windows may have them (others may not: they are not part of what every peer can do).
 
     Raises ValueError for a family that is not one of ours, and for ``images`` of a family without a tower.
     """
@@ -37,7 +39,8 @@ def draw_config(family: str, choose: Choose, *, images: bool = False) -> Any:
         raise ValueError(f"no configurations to draw for {family!r}: one of {', '.join(_DRAWERS)}")
     if images and family not in VISION_FAMILIES:
         raise ValueError(f"{family} has no vision tower here: images are drawn for {', '.join(VISION_FAMILIES)}")
-    return _DRAWERS[family](choose, images)
+    config = _DRAWERS[family](choose, images)
+    return replace(config, **_windows(choose, config)) if windows and isinstance(config, qwen2_vl.Config) else config
 
 
 def _flag(choose: Choose) -> bool:
@@ -225,6 +228,19 @@ _QWEN3_WIDTHS = (32, 20, 24)
 def _qwen2_vl(choose: Choose, images: bool) -> qwen2_vl.Config:
     fields = _qwen(choose, interleaved=False, widths=None)
     return qwen2_vl.Config(**fields, vision=_qwen2_tower(choose, fields) if images else None)
+
+
+def _windows(choose: Choose, config: qwen2_vl.Config) -> dict[str, Any]:
+    """Of none, those from some depth on, or any of the layers."""
+    how = choose((None, "depth", "types"))
+    if how is None:
+        return {}
+    fields = {"use_sliding_window": True, "sliding_window": choose((4, 3, 2, 1, 8))}
+    count = config.num_hidden_layers
+    if how == "depth":
+        return fields | {"max_window_layers": choose(range(count + 1))}
+    kinds: tuple[qwen2_vl.LayerType, ...] = ("sliding_attention", "full_attention")
+    return fields | {"layer_types": tuple(choose(kinds) for _ in range(count))}
 
 
 def _qwen3_vl(choose: Choose, images: bool) -> qwen3_vl.Config:

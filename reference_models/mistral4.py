@@ -266,6 +266,7 @@ TINY: dict[str, Config] = {
     "mscale": _tiny(
         rope_interleave=False,
         tie_word_embeddings=True,
+        num_experts_per_tok=4,  # all of them: nothing is left to choose
         norm_topk_prob=False,
         routed_scaling_factor=1.5,
         attention_bias=True,

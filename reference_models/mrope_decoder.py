@@ -21,14 +21,22 @@ class MRopeDecoder(nn.Module):
 
     ``config``: of a family; read are vocab_size, hidden_size, head_dim, rope_theta, rope_scaling, rms_norm_eps,
     tie_word_embeddings and the ids of the placeholders. ``blocks``: one per layer, all with attention. ``tower``: what
-    the checkpoints call ``visual``, None for text alone.
+    the checkpoints call ``visual``, None for text alone. ``windows``: of every layer, how many keys a token sees, its
+    own included, None for all; empty where no layer has one.
     """
 
-    def __init__(self, config: Any, blocks: list[layers.Block], tower: nn.Module | None = None):
+    def __init__(
+        self,
+        config: Any,
+        blocks: list[layers.Block],
+        tower: nn.Module | None = None,
+        windows: tuple[int | None, ...] = (),
+    ):
         super().__init__()
         self.config = config
         self.visual = tower
         self.attention_layers = tuple(range(len(blocks)))
+        self.windows = windows or (None,) * len(blocks)
         self._inv_freq = 1 / rope.standard_freqs(config.head_dim, config.rope_theta)
         self.model = layers.Trunk(config.vocab_size, config.hidden_size, config.rms_norm_eps, blocks)
         if not config.tie_word_embeddings:
@@ -66,9 +74,13 @@ class MRopeDecoder(nn.Module):
         def rotation(q: mx.array, k: mx.array) -> tuple[mx.array, mx.array]:
             return rope.apply_mrope(q, k, cos, sin)
 
-        mask = masks.chunk_mask(length, caches[0], mask_policy)
+        # One mask for every kind of layer, from the first cache of that kind.
+        made = {
+            window: masks.chunk_mask(length, caches[self.windows.index(window)], mask_policy, window)
+            for window in dict.fromkeys(self.windows)
+        }
         for index, (block, cache) in enumerate(zip(self.model.layers, caches, strict=True)):
-            x = block(x, rotation, cache, mask)
+            x = block(x, rotation, cache, made[self.windows[index]])
             if index < len(deepstack):
                 x = x + deepstack[index]
         x = self.model.norm(x)

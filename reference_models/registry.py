@@ -22,10 +22,6 @@ OPTIONS: Mapping[str, tuple[Mapping[str, str], ...]] = {
 """Constructor options that multiply the variants of a family; a family without an entry has none."""
 
 
-_TEXT_PATH = (
-    "a program of plain tokens takes the text path: no image, the three M-RoPE ids of a token always equal, no "
-    "DeepStack, so a bug that lives in the image path alone cannot show there"
-)
 _PATCHES = (
     "images start as flattened patches and video frames as tokens: resizing, normalising and timestamps are left out"
 )
@@ -37,9 +33,9 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
     "mistral4": (
         "published as text_config of mistral3: the pixtral vision tower beside it is not modelled, so no images",
     ),
-    "qwen2_vl": (_TEXT_PATH, _PATCHES, "sliding-window layers are not modelled"),
-    "qwen3_vl": (_TEXT_PATH, _PATCHES),
-    "qwen3_vl_moe": (_TEXT_PATH, _PATCHES),
+    "qwen2_vl": (_PATCHES, "sliding-window layers are not modelled"),
+    "qwen3_vl": (_PATCHES,),
+    "qwen3_vl_moe": (_PATCHES,),
 }
 """What a model here leaves out of its family, in words for a report; a family without an entry leaves out nothing."""
 
@@ -52,7 +48,8 @@ class ReferenceModel(Protocol):
     """What every ``Model`` offers."""
 
     attention_layers: tuple[int, ...]
-    """Model layer of every attention call, in call order, and so of every cache."""
+    """Model layer of every attention call, in call order, and so of every cache. A model with sliding windows also has
+    ``windows``, as long: how many keys a token sees there, its own included, None for all."""
 
     def make_caches(self, storage: Storage = "rows") -> list[KVCache]:
         """Empty caches, one per attention layer."""
@@ -63,16 +60,27 @@ class ReferenceModel(Protocol):
 
 @dataclass(frozen=True)
 class Variant:
-    """One buildable model: a tiny configuration of a family and the constructor options."""
+    """One buildable model: a tiny configuration of a family and the constructor options. ``drawn``: its name says
+    nothing, the configuration is all there is (see ``reference_models.drawn``)."""
 
     family: str
     name: str
     config: Any
     options: Mapping[str, str] = field(default_factory=dict, hash=False)
+    drawn: bool = False
+
+    def model(self) -> Any:
+        """The model with the weights that its layers start with, not computed yet."""
+        return _module(self.family).Model(self.config, **self.options)
+
+    @property
+    def reads_images(self) -> bool:
+        """Does the model have a vision tower?"""
+        return getattr(self.config, "vision", None) is not None
 
     def build(self, seed: int) -> ReferenceModel:
         """The model with random float32 weights of ``seed``."""
-        model = _module(self.family).Model(self.config, **self.options)
+        model = self.model()
         randomise(model, seed)
         return cast(ReferenceModel, model)
 
@@ -84,6 +92,11 @@ def variants(family: str) -> tuple[Variant, ...]:
         for name, config in _module(family).TINY.items()
         for options in OPTIONS.get(family, ({},))
     )
+
+
+def config_class(family: str) -> type:
+    """The ``Config`` of ``family``. Raises UnknownFamily."""
+    return cast(type, _module(family).Config)
 
 
 def limits(family: str) -> tuple[str, ...]:

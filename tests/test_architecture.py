@@ -11,8 +11,8 @@ ROOT = Path(__file__).parent.parent
 
 #: Rooms from the inside out; a module may import from its own layer and from those before it.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("harness", "harness.operations", "harness.ledger", "harness.findings", "harness.trace"),
-    ("harness.target", "harness.comparison", "harness.oracle"),
+    ("harness", "harness.media", "harness.operations", "harness.ledger", "harness.findings", "harness.trace"),
+    ("harness.target", "harness.comparison", "harness.oracle", "harness.images"),
     (
         "harness.execution",
         "harness.judging",
@@ -47,6 +47,7 @@ MAY_IMPORT = {
         "harness.target",
         "harness.comparison",
         "harness.oracle",
+        "harness.images",
         "harness.recording",
         "harness.probe",
         "harness.targets.*",

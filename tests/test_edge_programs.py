@@ -7,6 +7,7 @@ import pytest
 import properties
 from harness.execution import execute
 from harness.judge import judge_program
+from harness.media import Media
 from harness.operations import (
     Chunk,
     Decode,
@@ -18,7 +19,7 @@ from harness.operations import (
     TrimFront,
 )
 from harness.recording import record
-from harness.targets.reference import FAMILIES, targets
+from harness.targets.reference import FAMILIES, paths, targets
 
 EDGES: dict[str, Program] = {
     "trim an empty cache": Program((TrimFront(3), Prefill(4), Chunk(2))),
@@ -47,6 +48,38 @@ EDGES: dict[str, Program] = {
         ("pool", "pool"),
     ),
 }
+IMAGE_EDGES: dict[str, Program] = {
+    "cut an image, then go on": Program((Prefill(8, media=(Media(2, 2, 3),)), TrimFront(4), Chunk(3), Decode(2))),
+    "keep a part of an image as sinks": Program((Prefill(9, media=(Media(1, 2, 2),)), TrimFront(3, keep=3), Chunk(3))),
+    "an image in two forwards": Program((Prefill(4, media=(Media(2, 2, 2),)), Chunk(5), Decode(1))),
+    "an image token by token": Program((Prefill(1, media=(Media(0, 2, 2),)), Decode(6), TrimFront(2), Chunk(2))),
+    "trim what is there of an image": Program((Prefill(4, media=(Media(1, 2, 3),)), TrimFront(9), Chunk(5), Chunk(2))),
+    "roll back into an image": Program((Prefill(8, media=(Media(1, 2, 3),)), Rollback(4), Chunk(3), Decode(1))),
+    "roll back nothing inside an image": Program((Prefill(2, media=(Media(0, 2, 2),)), Rollback(0), Chunk(3))),
+    "roll back behind a trim": Program(
+        (Prefill(8, media=(Media(1, 2, 3),)), TrimFront(3), Rollback(3), Chunk(3), TrimFront(9), Chunk(2))
+    ),
+    "roll back everything": Program((Prefill(4, media=(Media(0, 1, 2),)), Rollback(9), Prefill(3), Chunk(2))),
+    "two images and a video": Program(
+        (Prefill(30, media=(Media(0, 1, 1), Media(3, 2, 2), Media(9, 1, 2, frames=3))), TrimFront(4), Chunk(4))
+    ),
+    "a video of more frames than rows": Program((Prefill(9, media=(Media(1, 1, 1, frames=3),)), Chunk(2), Decode(1))),
+    "bounded prefill through an image": Program(
+        (
+            Prefill(4, media=(Media(1, 3, 3),)),
+            EnforceMaxKvSize(4, "sinks"),
+            Chunk(4),
+            EnforceMaxKvSize(4, "sinks"),
+            Chunk(4),
+            EnforceMaxKvSize(4, "shift"),
+            Chunk(4),
+        )
+    ),
+    "an image beside text": Program(
+        (Prefill(6, media=(Media(1, 2, 2),)), Prefill(5, 1), TrimFront(3), Chunk(3, 1), Chunk(2), Rollback(2, 1)),
+        ("pool", "model"),
+    ),
+}
 OWNED = Program(
     (Prefill(9), Prefill(9, 1), EnforceMaxKvSize(4, sequence=1), EnforceMaxKvSize(4), Chunk(3, 1), Chunk(3)),
     ("pool", "model"),
@@ -59,6 +92,14 @@ def test_no_property_breaks(family: str, name: str) -> None:
     for target in targets(family)[::2]:
         judge = judge_program(target, EDGES[name], properties.ALL)
         assert len(judge.run.steps) == len(EDGES[name].operations)
+
+
+@pytest.mark.parametrize("name", IMAGE_EDGES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if "images" in paths(family)])
+def test_no_property_breaks_with_images(family: str, name: str) -> None:
+    for target in targets(family, path="images"):
+        judge = judge_program(target, IMAGE_EDGES[name], properties.ALL)
+        assert len(judge.run.steps) == len(IMAGE_EDGES[name].operations)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

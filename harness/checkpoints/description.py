@@ -83,12 +83,15 @@ def describe(checkpoint: Checkpoint, digests: Fingerprint) -> str:
 
 
 def variant(checkpoint: Checkpoint) -> str:
-    """What tells this model from others of its family: its own type, and the layers that have attention."""
-    kind = str(checkpoint.config.get("model_type"))
-    attention = getattr(checkpoint.model_config, "attention_layers", None)
-    if attention is None:
-        return f"model_type {kind}"
-    return f"model_type {kind}, attention in {len(attention)} of {checkpoint.model_config.num_hidden_layers} layers"
+    """What tells this model from others of its family: its own type, and the layers that have attention or windows."""
+    config, said = checkpoint.model_config, f"model_type {checkpoint.config.get('model_type')}"
+    attention = getattr(config, "attention_layers", None)
+    if attention is not None:
+        said += f", attention in {len(attention)} of {config.num_hidden_layers} layers"
+    if any(windows := getattr(config, "windows", ())):
+        wide = [window for window in windows if window]
+        said += f", a sliding window of {wide[0]} tokens in {len(wide)} of {config.num_hidden_layers} layers"
+    return said
 
 
 def _checks(checkpoint: Checkpoint) -> list[str]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from harness.faults import reference, windows
+from harness.faults.images import IMAGE_FAULTS
 from harness.faults.model import Fault
-from harness.faults.reference import FAULTS, VARIATIONS
+from harness.faults.reference import VARIATIONS
 
-__all__ = ["FAULTS", "VARIATIONS", "Fault"]
+FAULTS: tuple[Fault, ...] = reference.FAULTS + windows.FAULTS
+
+__all__ = ["FAULTS", "IMAGE_FAULTS", "VARIATIONS", "Fault"]

@@ -13,7 +13,7 @@ class Fault:
 
     ``breaks``: id of the property that must find it; None for a harmless variation, which no property may report.
     ``source``: the public report that it is modelled on, or "" for one of our own.  ``plant()``: a context manager;
-    while it is open the reference engine has the bug.
+    while it is open the reference engine has the bug.  ``windowed``: it shows only on a target with sliding windows.
     """
 
     id: str
@@ -21,3 +21,4 @@ class Fault:
     breaks: str | None
     plant: Callable[[], AbstractContextManager[None]]
     source: str = ""
+    windowed: bool = False

@@ -10,26 +10,10 @@ from typing import Any
 import mlx.core as mx
 
 from harness.faults.model import Fault
+from harness.faults.patching import replacing as _replacing
 from reference_models import rope
 from reference_models.engine import CachePool, KVCache, masks
 from reference_models.engine.kv_cache import _Side
-
-Patch = Callable[[Any], Any]
-
-
-def _replacing(owner: Any, name: str, make: Patch) -> Callable[[], AbstractContextManager[None]]:
-    """A ``plant``: replaces ``owner.name`` by ``make(original)`` and puts it back."""
-
-    @contextmanager
-    def plant() -> Iterator[None]:
-        original = getattr(owner, name)
-        setattr(owner, name, make(original))
-        try:
-            yield
-        finally:
-            setattr(owner, name, original)
-
-    return plant
 
 
 def _mask(change: Callable[[mx.array, int, str], mx.array]) -> Callable[[], AbstractContextManager[None]]:

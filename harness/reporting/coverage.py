@@ -19,6 +19,11 @@ REACHED: dict[str, str] = {
     "model_owned": "programs with a model-owned sequence",
     "stopped_by_error": "programs that an error broke off",
     "blind_forwards": "forwards whose attention or position calls could not all be seen",
+    "with_images": "programs with an image in a prompt",
+    "trim_cut_image": "programs in which a trim left a part of an image",
+    "chunk_cut_image": "programs in which a forward began inside an image",
+    "chunk_behind_image": "programs that chunked behind an image",
+    "rolled_back_into_image": "programs that rolled back into an image",
 }
 
 MISSED: dict[str, str] = {
@@ -31,22 +36,35 @@ MISSED: dict[str, str] = {
     "crossed_256_slots": "In no program did a cache grow past 256 slots.",
     "several_sequences": "No program had several sequences.",
     "model_owned": "No program had a model-owned sequence.",
+    "with_images": "No program had an image in a prompt.",
+    "trim_cut_image": "No trim left a part of an image.",
+    "chunk_cut_image": "No forward began inside an image.",
+    "chunk_behind_image": "No program chunked behind an image.",
+    "rolled_back_into_image": "No program rolled back into an image.",
 }
 """What a count of 0 means, for the states that one would want reached."""
 
-
-def rows(coverage: Mapping[str, int]) -> list[tuple[str, str]]:
-    """(words, count), in the order of the counters. One without words is shown by its name."""
-    return [(REACHED.get(key, key.replace("_", " ")), f"{value:,}") for key, value in coverage.items()]
+WITH_IMAGES = ("with_images", "trim_cut_image", "chunk_cut_image", "chunk_behind_image", "rolled_back_into_image")
+"""States of the path with images only."""
 
 
-def gaps(coverage: Mapping[str, int]) -> Iterator[str]:
+def rows(coverage: Mapping[str, int], path: str) -> list[tuple[str, str]]:
+    """(words, count), in the order of the counters, as far as the path can reach them. One without words is shown by
+    its name."""
+    return [
+        (REACHED.get(key, key.replace("_", " ")), f"{value:,}")
+        for key, value in coverage.items()
+        if path == "images" or key not in WITH_IMAGES
+    ]
+
+
+def gaps(coverage: Mapping[str, int], path: str) -> Iterator[str]:
     """One sentence for every state that was not reached or not seen."""
     if not coverage["programs"]:
         yield "No program ran."
         return
     for key, sentence in MISSED.items():
-        if coverage.get(key) == 0:
+        if coverage.get(key) == 0 and (path == "images" or key not in WITH_IMAGES):
             yield sentence
     if blind := coverage.get("blind_forwards", 0):
         yield (

@@ -11,6 +11,7 @@ from harness.reporting import coverage
 from harness.reporting.record import SCHEMA, SCHEMA_VERSION
 from harness.reporting.text import block, count, escape, number, table
 from harness.reporting.verdicts import PLANTED_POLICY
+from harness.target import in_words
 
 Record = Mapping[str, Any]
 
@@ -25,11 +26,11 @@ def family_markdown(record: Record) -> str:
         f"**{escape(record['verdict'])}**: {escape(record['verdict_reason'])}",
         "## What was checked",
         _what(record),
-        _drawn(record),
+        *_configurations(record["configurations"]),
         "## Properties",
         *_properties(record["properties"]),
         "## Coverage",
-        table(("what was reached", "count"), coverage.rows(record["coverage"]), right={1}),
+        table(("what was reached", "count"), coverage.rows(record["coverage"], record["path"]), right={1}),
         "## Control: the planted bug",
         *_control(record),
         "## Findings",
@@ -43,12 +44,15 @@ def family_markdown(record: Record) -> str:
 
 
 def summary_table(records: Sequence[Record]) -> str:
-    """One row per record, in the order given. A run on another mask policy than live says so by its name."""
+    """One row per record, in the order given. A run on another path than text or another mask policy than live says so
+    by its name."""
     return table(
         ("family", "verdict", "programs", "decisive steps", "control caught after"),
         [
             (
-                record["family"] + ("" if record["policy"] == "live" else f" ({record['policy']} mask)"),
+                record["family"]
+                + ("" if record["path"] == "text" else f" + {record['path']}")
+                + ("" if record["policy"] == "live" else f" ({record['policy']} mask)"),
                 record["verdict"],
                 f"{record['programs']:,}",
                 f"{sum(prop['decisive_steps'] for prop in record['properties']):,}",
@@ -72,12 +76,13 @@ def _length(record: Record) -> str:
 
 def _what(record: Record) -> str:
     budget, configurations = record["budget"], record["configurations"]
-    drawn = sum(one["programs"] > 0 for one in configurations)
+    run, drawn = (sum(bool(one[key]) for one in configurations) for key in ("programs", "drawn"))
     share = f"{count(budget['programs'], 'program')} over the configurations, at least {budget['least']} on each"
     rows = [
         ("target", record["target"]),
+        ("path", record["path"]),
         ("mask policy", record["policy"]),
-        ("configurations", f"{drawn:,} of {len(configurations):,} drawn"),
+        ("configurations", f"{run:,} of {len(configurations):,} run; {drawn:,} drawn by the seed"),
         ("device", record["device"]),
         *((name, version) for name, version in record["versions"].items()),
         ("profile", f"{record['profile']} ({share})"),
@@ -88,7 +93,7 @@ def _what(record: Record) -> str:
     return table(("what", "against what"), rows)
 
 
-def _drawn(record: Record) -> str:
+def _configurations(configurations: Sequence[Record]) -> Iterator[str]:
     rows = [
         (
             one["variant"],
@@ -96,9 +101,16 @@ def _drawn(record: Record) -> str:
             ", ".join(f"{key}={value}" for key, value in one["options"].items()) or "-",
             f"{one['programs']:,}",
         )
-        for one in record["configurations"]
+        for one in configurations
     ]
-    return table(("configuration", "cache", "options", "programs"), rows, right={3})
+    yield table(("configuration", "cache", "options", "programs"), rows, right={3})
+    if told := [one for one in configurations if one["drawn"]]:
+        simplest = configurations[0]
+        yield f"Drawn by the seed; what differs from {escape(simplest['variant'])}:"
+        yield "\n".join(
+            f"- {escape(one['variant'])}: {escape(in_words(one['config'], simplest['config']) or 'only the options')}"
+            for one in told
+        )
 
 
 def _properties(properties: Sequence[Record]) -> Iterator[str]:
@@ -187,7 +199,7 @@ def _limits(record: Record) -> Iterator[str]:
         yield f"Nothing shows that the harness would have found a bug here: {record['control_reason']}."
     if control is not None and not control["caught"]:
         yield "The planted bug was not caught, so that nothing was found does not mean that nothing is there."
-    yield from coverage.gaps(record["coverage"])
+    yield from coverage.gaps(record["coverage"], record["path"])
     missed = [one for one in record["configurations"] if not one["programs"]]
     if missed:
         names = ", ".join(f"{one['variant']} with {one['storage']}" for one in missed)

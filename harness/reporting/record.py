@@ -37,6 +37,7 @@ def family_record(
     *,
     family: str,
     policy: str,
+    path: str = "text",
     configurations: Sequence[Mapping[str, Any]],
     control: CampaignResult | None,
     device: str,
@@ -50,10 +51,11 @@ def family_record(
 ) -> dict[str, Any]:
     """The record of one campaign, valid under ``load_schema()``.
 
-    ``configurations``: ``{variant, storage, config, options}`` of every target that could be drawn (other
-    keys are ignored).  ``control``: the same harness on the planted bug; without one ``control_reason`` says
-    why.  ``replays``: property id -> command that replays its finding.  ``limits``: sentences on what this
-    kind of target cannot show.  ``properties``: where the sentences come from.
+    ``path``: what the prompts held, ``text`` alone or ``images`` as well.  ``configurations``: ``{variant,
+    storage, config, options}`` of every target that programs could be drawn for, and ``drawn`` where the
+    configuration itself was (other keys are ignored).  ``control``: the same harness on the planted bug; without
+    one ``control_reason`` says why.  ``replays``: property id -> command that replays its finding.  ``limits``:
+    sentences on what this kind of target cannot show.  ``properties``: where the sentences come from.
 
     ValueError: ``configurations`` lacks a target that was drawn, or names one twice (the record would then
     not say what ran), or a property is unknown.  TypeError: a configuration holds what JSON cannot.
@@ -64,7 +66,8 @@ def family_record(
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
         "family": family,
-        "target": f"{kind}:{family}",
+        "path": path,
+        "target": f"{kind}:{family}" + ("" if path == "text" else f"+{path}"),
         "policy": policy,
         "profile": result.profile.name,
         "budget": {
@@ -72,6 +75,7 @@ def family_record(
             "rules": result.profile.operations,
             "least": result.profile.least,
             "patience": result.profile.patience,
+            "configurations": result.profile.configurations,
             "remember": result.profile.remember,
         },
         "seed": result.seed,
@@ -100,6 +104,7 @@ def _configurations(given: Sequence[Mapping[str, Any]], drawn: Mapping[str, int]
         if name in rows:
             raise ValueError(f"the configuration {name!r} is given twice")
         rows[name] = {key: plain(one[key]) for key in ("variant", "storage", "config", "options")}
+        rows[name]["drawn"] = bool(one.get("drawn", False))
         rows[name]["programs"] = drawn.get(name, 0)
     if unknown := sorted(set(drawn) - set(rows)):
         raise ValueError(f"programs ran on {unknown[0]!r}, which is not among the configurations given")

@@ -18,17 +18,24 @@ from harness.target import (
     CacheRows,
     Capability,
     ForwardObservation,
+    ImageFormat,
+    Path,
+    PromptInput,
     RemovalObservation,
     TargetIdentity,
 )
-from reference_models import rope
+from reference_models import registry, rope
+from reference_models.drawn import drawn_variants, read_variant, variant_to_json
 from reference_models.engine import CachePool, KVCache, MaskPolicy, enforce_max_kv_size
-from reference_models.registry import FAMILIES, UnknownFamily, Variant, limits, variants
+from reference_models.hf import ConfigError
+from reference_models.prompt import Images, Prompt
+from reference_models.registry import FAMILIES, UnknownFamily, Variant, variants
 
 KIND = "reference"
 Storage = Literal["rows", "int8"]
 STORAGES: tuple[Storage, ...] = get_args(Storage)
 POLICIES: tuple[MaskPolicy, ...] = get_args(MaskPolicy)
+PATHS: tuple[Path, ...] = get_args(Path)
 
 #: Where our models hand out absolute positions other than through ``mx.fast.rope``.
 HOOKS = (
@@ -61,15 +68,22 @@ class ReferenceSession:
         self._probe = _probe()
         self._pool = CachePool()
         self._ids = [self._pool.open(target.make_caches(self._model), owner) for owner in owners]
+        self._prompts: list[Prompt | None] = [None] * len(owners)
 
-    def forward(self, sequence: int, tokens: Sequence[int]) -> ForwardObservation:
+    def forward(self, sequence: int, tokens: Sequence[int], prompt: PromptInput | None = None) -> ForwardObservation:
         caches = self._pool.forward_caches(self._ids[sequence])
         ids = mx.array([list(tokens)], dtype=mx.int32)
         logits, error = None, None
+        if prompt is not None:  # outside the probe: the attention of a vision tower is not that of the cache
+            try:
+                self._prompts[sequence] = self._model.read(mx.array([prompt.tokens], mx.int32), _images(prompt))
+            except Exception as failure:  # as below
+                return ForwardObservation(tuple(tokens), None, error=f"{type(failure).__name__}: {failure}")
+        read = {} if (kept := self._prompts[sequence]) is None else {"prompt": kept}
         with self._probe.watching() as record:
             started = time.perf_counter()
             try:
-                out = self._model(ids, list(caches), self._policy)
+                out = self._model(ids, list(caches), self._policy, **read)
                 mx.eval(out)
                 logits = np.array(out[0].astype(mx.float32))
             except Exception as failure:  # whatever a model raises is an observation, and the judges decide
@@ -81,7 +95,11 @@ class ReferenceSession:
         return self._removal(lambda: self._pool.trim_front(self._ids[sequence], n, keep).removed)
 
     def rollback(self, sequence: int, n: int) -> RemovalObservation:
-        return self._removal(lambda: self._pool.rollback(self._ids[sequence], n).removed)
+        seen = self._removal(lambda: self._pool.rollback(self._ids[sequence], n).removed)
+        prompt, offset = self._prompts[sequence], self._pool.forward_caches(self._ids[sequence])[0].offset
+        if any(seen.removed) and prompt is not None and offset < prompt.length:
+            self._prompts[sequence] = prompt.cut(offset) if offset else None
+        return seen
 
     def enforce(self, rule: EnforceMaxKvSize) -> RemovalObservation:
         sequence = self._ids[rule.sequence]
@@ -111,12 +129,16 @@ class ReferenceSession:
 
 @dataclasses.dataclass(frozen=True)
 class ReferenceTarget:
-    """One variant of one family, with a mask policy, a cache storage and a seed for the random weights."""
+    """One variant of one family, with a mask policy, a cache storage and a seed for the random weights.
+
+    ``path``: ``images`` needs a variant with a vision tower and says that prompts may hold images.
+    """
 
     variant: Variant
     policy: MaskPolicy = "live"
     storage: Storage = "rows"
     weights_seed: int = 0
+    path: Path = "text"
 
     @functools.cached_property
     def identity(self) -> TargetIdentity:
@@ -128,11 +150,27 @@ class ReferenceTarget:
             storage=self.storage,
             weights_seed=self.weights_seed,
             detail=self.describe(),
+            path=self.path,
+            drawn=variant_to_json(self.variant) if self.variant.drawn else None,
         )
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        return frozenset(Capability)
+        return frozenset(Capability) - (frozenset() if self.path == "images" else {Capability.IMAGES})
+
+    @functools.cached_property
+    def images(self) -> ImageFormat | None:
+        if self.path == "text":
+            return None
+        config = self.variant.config
+        tower = _model(self.variant, self.weights_seed).visual
+        return ImageFormat(
+            config.image_token_id,
+            config.video_token_id,
+            tower.config.spatial_merge_size,
+            tower.config.patch_pixels,
+            tower.frames_apart,
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -141,6 +179,11 @@ class ReferenceTarget:
     @functools.cached_property
     def attention_layers(self) -> tuple[int, ...]:
         return tuple(_model(self.variant, self.weights_seed).attention_layers)
+
+    @functools.cached_property
+    def windows(self) -> tuple[int | None, ...]:
+        whole = (None,) * len(self.attention_layers)
+        return tuple(getattr(_model(self.variant, self.weights_seed), "windows", whole))
 
     def describe(self) -> dict[str, Any]:
         """The configuration and options, JSON-able."""
@@ -160,29 +203,75 @@ class ReferenceTarget:
         return dataclasses.replace(self, policy="offset" if self.policy == "live" else "live")
 
 
+def _images(prompt: PromptInput) -> Images:
+    """The same with arrays of MLX."""
+    pixels, grids, frames, videos = (
+        None if array is None else mx.array(array)
+        for array in (
+            prompt.pixel_values,
+            prompt.image_grid_thw,
+            prompt.pixel_values_videos,
+            prompt.video_grid_thw,
+        )
+    )
+    return Images(pixels, grids, frames, videos)
+
+
 def _numbers(array: mx.array | None) -> np.ndarray[Any, Any]:
     """float32 holds every float16 and bfloat16 value, so no difference is lost. Nothing held: no row."""
     return np.empty((1, 1, 0, 0), np.float32) if array is None else np.array(array.astype(mx.float32))
 
 
-def targets(family: str, policy: MaskPolicy = "live", weights_seed: int = 0) -> tuple[ReferenceTarget, ...]:
-    """Every variant x storage of a family, simplest first. Unknown family: UnknownFamily, with the nearest names."""
-    return tuple(
-        ReferenceTarget(variant, policy, storage, weights_seed) for storage in STORAGES for variant in variants(family)
-    )
+def targets(
+    family: str,
+    policy: MaskPolicy = "live",
+    weights_seed: int = 0,
+    path: Path = "text",
+    drawn: Sequence[Variant] = (),
+) -> tuple[ReferenceTarget, ...]:
+    """Every variant x storage of a family on one path, simplest first; then the ``drawn`` ones, with the storages in
+    turn. () for the images of a family without any.
+
+    Unknown family: UnknownFamily, with the nearest names.
+    """
+    able = [variant for variant in variants(family) if path == "text" or variant.reads_images]
+    pairs = [(variant, storage) for storage in STORAGES for variant in able]
+    pairs += [(variant, STORAGES[number % len(STORAGES)]) for number, variant in enumerate(drawn)]
+    return tuple(ReferenceTarget(variant, policy, storage, weights_seed, path) for variant, storage in pairs)
+
+
+def paths(family: str) -> tuple[Path, ...]:
+    """The paths on which a family can be run. Unknown family: UnknownFamily."""
+    return tuple(path for path in PATHS if targets(family, path=path))
+
+
+def limits(family: str, path: Path = "text") -> tuple[str, ...]:
+    """What a run of the family on this path cannot show, one phrase each. Raises UnknownFamily."""
+    other = ("no prompt holds an image: the path with images has a run and a report of its own",)
+    return registry.limits(family) + (other if path == "text" and "images" in paths(family) else ())
 
 
 def target_from_identity(data: object) -> ReferenceTarget:
     """Rebuild the target that a trace names. Raises TargetError (or UnknownFamily) with one line."""
     fields = ("kind", "family", "variant", "policy", "storage", "weights_seed")
-    if not isinstance(data, dict) or set(data) != set(fields):
-        raise TargetError(f"a target must be an object with exactly the fields {', '.join(fields)}")
+    if not isinstance(data, dict) or set(data) - {"path", "drawn"} != set(fields):
+        raise TargetError(
+            f"a target must be an object with the fields {', '.join(fields)} (and path, if not text; drawn, if it was)"
+        )
+    path = data.get("path", "text")
+    if path not in PATHS:
+        raise TargetError(f"a target's path is one of {', '.join(PATHS)}, got {path!r:.60}")
     names = [field for field in fields if field != "weights_seed"]
     if odd := [field for field in names if not isinstance(data[field], str)]:
         raise TargetError(f"a target's {odd[0]} must be text, got {data[odd[0]]!r:.60}")
     if data["kind"] != KIND:
         raise TargetError(f"unknown kind of target {data['kind']!r:.60}; this version knows {KIND!r}")
     known = {variant.name: variant for variant in variants(data["family"])}
+    if "drawn" in data:
+        try:
+            known[data["variant"]] = read_variant(data["family"], data["variant"], data["drawn"])
+        except ConfigError as error:
+            raise TargetError(f"the variant {data['variant']!r:.60} cannot be built: {error}") from error
     if data["variant"] not in known:
         raise TargetError(f"{data['family']} has no variant {data['variant']!r:.60}; it has {', '.join(known)}")
     if data["policy"] not in POLICIES or data["storage"] not in STORAGES:
@@ -190,7 +279,9 @@ def target_from_identity(data: object) -> ReferenceTarget:
     seed = data["weights_seed"]
     if type(seed) is not int or not 0 <= seed < 2**32:
         raise TargetError(f"weights_seed must be a whole number in [0, 2**32), got {seed!r:.60}")
-    return ReferenceTarget(known[data["variant"]], data["policy"], data["storage"], seed)
+    if path == "images" and not known[data["variant"]].reads_images:
+        raise TargetError(f"the variant {data['variant']} of {data['family']} has no vision tower, so no path images")
+    return ReferenceTarget(known[data["variant"]], data["policy"], data["storage"], seed, path)
 
 
 def use_device(name: str) -> None:
@@ -214,6 +305,7 @@ __all__ = [
     "TargetError",
     "UnknownFamily",
     "device",
+    "drawn_variants",
     "limits",
     "target_from_identity",
     "targets",

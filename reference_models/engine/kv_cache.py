@@ -18,7 +18,7 @@ class KVCache:
 
     Slots are the places of the buffers, positions are absolute. Before any trim that keeps sinks, slot
     ``i`` holds position ``live_start + i``; after one it does not. Kept keys are never rotated again.
-    ``copy.deepcopy`` gives an independent snapshot.
+    ``copy.deepcopy`` gives an independent snapshot. ``positions`` says which position stands in which slot.
 
     Attributes:
         offset: absolute position of the next token to be written, in tokens; what RoPE reads.
@@ -37,6 +37,7 @@ class KVCache:
         self.storage: Storage = storage
         self.offset: int = 0
         self.live_start: int = 0
+        self._held: list[range] = []
         self._keys: _Side | None = None
         self._values: _Side | None = None
 
@@ -44,6 +45,12 @@ class KVCache:
     def live_len(self) -> int:
         """Number of keys held, in tokens."""
         return self.offset - self.live_start
+
+    @property
+    def positions(self) -> mx.array:
+        """Absolute positions of the keys held, in slot order: int32 ``[live_len]``, strictly ascending."""
+        runs = [mx.arange(run.start, run.stop, dtype=mx.int32) for run in self._held]
+        return mx.concatenate(runs) if runs else mx.zeros((0,), mx.int32)
 
     @property
     def seq_len(self) -> int:
@@ -85,8 +92,11 @@ class KVCache:
         if self._keys is None or self._values is None:
             self._keys = _Side(self.storage, keys)
             self._values = _Side(self.storage, values)
-        at = self.live_len
+        at, first = self.live_len, self.offset
         self.offset += keys.shape[2]
+        if self._held and self._held[-1].stop == first:
+            first = self._held.pop().start
+        self._held.append(range(first, self.offset))
         return self._keys.append(at, keys), self._values.append(at, values)
 
     def rows(self) -> tuple[mx.array, mx.array] | tuple[None, None]:
@@ -122,6 +132,7 @@ class KVCache:
             return 0
         keep = min(keep, live - n)
         self.live_start += n
+        self._held = _slots(self._held, 0, keep) + _slots(self._held, keep + n, live)
         if n == live:
             self._keys = self._values = None
             return n
@@ -149,8 +160,20 @@ class KVCache:
         if n < 0:
             raise ValueError(f"cannot roll back {n} tokens: n must be >= 0")
         n = min(n, self.live_len)
+        self._held = _slots(self._held, 0, self.live_len - n)
         self.offset -= n
         return n
+
+
+def _slots(runs: list[range], first: int, last: int) -> list[range]:
+    """The positions in slots ``[first, last)`` of what ``runs`` hold."""
+    cut = []
+    for run in runs:
+        part = run[max(first, 0) : max(last, 0)]
+        if part:
+            cut.append(part)
+        first, last = first - len(run), last - len(run)
+    return cut
 
 
 class _Side:

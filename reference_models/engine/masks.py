@@ -19,6 +19,10 @@ class CacheLengths(Protocol):
     def live_len(self) -> int:
         """Number of keys held."""
 
+    @property
+    def positions(self) -> mx.array:
+        """Absolute positions of the keys held, in slot order: int32 ``[live_len]``."""
+
 
 def causal_mask(l: int, before: int, window: int | None = None) -> mx.array:
     """Causal mask for l new tokens behind ``before`` keys.
@@ -36,12 +40,8 @@ def causal_mask(l: int, before: int, window: int | None = None) -> mx.array:
         ValueError: an argument is out of range.
     """
     _check(l, before, window)
-    query = mx.arange(before, before + l)[:, None]
-    key = mx.arange(before + l)[None, :]
-    visible = key <= query
-    if window is not None:
-        visible = visible & (key > query - window)
-    return visible
+    key = mx.arange(before + l, dtype=mx.int32)
+    return _visible(key[before:], key, before + l, window)
 
 
 def rotating_mask(l: int, before: int, window: int) -> mx.array:
@@ -81,6 +81,11 @@ def key_axis_before(cache: CacheLengths, policy: MaskPolicy) -> int:
 def chunk_mask(l: int, cache: CacheLengths, policy: MaskPolicy = "live", window: int | None = None) -> mx.array | None:
     """Full-width mask for a forward of l tokens through a dense cache; call it before the append.
 
+    A window counts absolute positions, not slots: the two agree as long as what is held is contiguous, and behind kept
+    sinks they do not. Keys keep the rotation of their position, so the distance that RoPE shows attention is the
+    distance of positions; a window over slots would show keys from further back than the layer was trained on, and
+    which ones would depend on what was trimmed. Sinks that fall out of the window are hidden.
+
     Args:
         l: queries, in tokens, >= 1.
         cache: the cache that the forward will append to.
@@ -88,17 +93,32 @@ def chunk_mask(l: int, cache: CacheLengths, policy: MaskPolicy = "live", window:
         window: as in ``causal_mask``.
 
     Returns:
-        None for one token without a window (it sees every key), else bool
-        ``[l, key_axis_before(cache, policy) + l]``.
+        None for one token that sees every key, else bool ``[l, key_axis_before(cache, policy) + l]``: True iff the
+        key's position p and the query's q satisfy ``p <= q`` and, with a window, ``p > q - window``. The policy
+        "offset" takes slot i for position i, as if everything ever written were still there.
 
     Raises:
         ValueError: the policy is unknown or an argument is out of range.
     """
     before = key_axis_before(cache, policy)
     _check(l, before, window)
-    if l == 1 and window is None:
+    if window is None:
+        return None if l == 1 else causal_mask(l, before)
+    end = cache.offset + l
+    query = mx.arange(cache.offset, end, dtype=mx.int32)
+    held = cache.positions if policy == "live" else mx.arange(before, dtype=mx.int32)
+    key = mx.concatenate([held, query])
+    if l == 1 and (window >= end or (key[0] > cache.offset - window).item()):  # the first is the oldest
         return None
-    return causal_mask(l, before, window)
+    return _visible(query, key, end, window)
+
+
+def _visible(query: mx.array, key: mx.array, end: int, window: int | None) -> mx.array:
+    """Which ``key`` each ``query`` sees, both by position, all below ``end``."""
+    visible = key <= query[:, None]
+    if window is None or window >= end:  # it hides nothing, and may not fit in an int32
+        return visible
+    return visible & (key > query[:, None] - window)
 
 
 def _check(l: int, before: int, window: int | None) -> None:

@@ -197,7 +197,6 @@ def _block(block: Fields) -> nemotron_nas.BlockConfig:
 def _qwen(text: Fields, theta: float, interleaved: bool) -> dict[str, Any]:
     settings = rope_fields(text)
     settings.refuse("rope_type", "default", "mrope", why="M-RoPE is not scaled in the published models")
-    text.refuse("use_sliding_window", False, why="sliding-window layers are not modelled")
     sections = settings.sizes("mrope_section", ())
     if len(sections) != 3:
         raise ConfigError(f"{settings.title('mrope_section')} must be three counts, not {list(sections)}")
@@ -218,11 +217,27 @@ def _qwen(text: Fields, theta: float, interleaved: bool) -> dict[str, Any]:
 
 
 def _qwen2_vl(text: Fields) -> dict[str, Any]:
-    return _qwen(text, 1000000.0, interleaved=False)
+    return _qwen(text, 1000000.0, interleaved=False) | _windows(text)
+
+
+def _windows(text: Fields) -> dict[str, Any]:
+    """Sliding windows with the defaults of transformers, whose files leave them out; a written null is no window."""
+    on = text.flag("use_sliding_window", False)
+    kinds = text.value("layer_types", None)
+    if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
+        raise ConfigError(f"{text.title('layer_types')} must be a list of names, not {kinds!r:.60}")
+    window = text.size("sliding_window", None if "sliding_window" in text.data or not on else 4096)
+    return {
+        "use_sliding_window": on,
+        "sliding_window": window,
+        "max_window_layers": text.size("max_window_layers", 80 if on else None, low=0),
+        "layer_types": None if kinds is None else tuple(kinds),
+    }
 
 
 def _qwen3(text: Fields) -> dict[str, Any]:
     heads, hidden = text.size("num_attention_heads"), text.size("hidden_size")
+    text.refuse("use_sliding_window", False, why="no published code of this family has sliding windows")
     return _qwen(text, 5000000.0, interleaved=True) | {
         "head_dim": text.size("head_dim", hidden // heads),
         "attention_bias": text.flag("attention_bias", False),

@@ -32,6 +32,7 @@ LARGEST: Mapping[str, int] = {
     "patch_size": 1 << 10,
     "spatial_merge_size": 1 << 6,
     "temporal_patch_size": 1 << 8,
+    "sliding_window": 1 << 40,
 }
 LARGEST_OTHER = 1 << 16
 LARGEST_CONTEXT = 1 << 40

@@ -117,6 +117,9 @@ def config_to_json(family: str, config: Any, dtype: str) -> dict[str, Any]:
         key: list(value) if isinstance(value, tuple) else value for key, value in asdict(config).items()
     }
     tower = {name: text.pop(name, None) for name in ("vision", "image_token_id", "video_token_id")}
+    if not text.get("use_sliding_window", True):  # the rest says nothing then
+        for name in ("sliding_window", "max_window_layers", "layer_types"):
+            del text[name]
     text["hidden_act"] = "silu"
     ends: dict[str, Any] = {
         "bos_token_id": token_id("<|endoftext|>"),

@@ -20,7 +20,8 @@ from tabulate import tabulate
 
 import properties
 from harness.campaign import run_campaign
-from harness.execution import Execution, token_ids
+from harness.execution import Execution
+from harness.images import token_ids
 from harness.judging import Evidence
 from harness.operations import Chunk, Decode, EnforceMaxKvSize, Prefill, Rollback, TrimFront
 from harness.profiles import PROFILES

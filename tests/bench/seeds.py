@@ -2,7 +2,7 @@
 
     python tests/bench/seeds.py [--seeds 20] [--profile quick] [FAMILY ...]
 
-Prints a row per family and exits 1 unless every seed of every family did what it should.
+Prints a row per family and path and exits 1 unless every seed of every family did what it should.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import properties
 from harness.campaign import run_campaign
 from harness.findings import Verdict
 from harness.profiles import PROFILES
-from harness.targets.reference import FAMILIES, targets
+from harness.runner import family_targets, report_name
+from harness.targets.reference import FAMILIES, paths
 
 WANTED = "mask_key_axis_equals_live_keys"
 LONGEST = 3  # operations of a shrunk program
@@ -33,16 +34,21 @@ def main() -> int:
     arguments = parser.parse_args()
     profile = PROFILES[arguments.profile]
     rows, failed = [], 0
-    for family in arguments.families:
+    for family, path in [(each, path) for each in arguments.families for path in paths(each)]:
+        name = report_name(family, path)
         caught, longest, latest, clean, programs, fewest = 0, 0, 0, 0, 0, None
         for seed in range(arguments.seeds):
-            wrong = run_campaign(family, targets(family, "offset", seed), properties.ALL, profile, seed)
+            wrong = run_campaign(
+                name, family_targets(family, "offset", profile, seed, path), properties.ALL, profile, seed
+            )
             mask = [bug for bug in wrong.found if bug.finding.property_id == WANTED]
             if mask and len(mask[0].finding.program.operations) <= LONGEST:
                 caught += 1
                 longest = max(longest, len(mask[0].finding.program.operations))
                 latest = max(latest, mask[0].after)
-            right = run_campaign(family, targets(family, "live", seed), properties.ALL, profile, seed)
+            right = run_campaign(
+                name, family_targets(family, "live", profile, seed, path), properties.ALL, profile, seed
+            )
             clean += right.verdict is Verdict.PASS
             programs += right.tally.coverage.programs
             least = min(row.tally.decisive_steps for row in right.properties)
@@ -50,7 +56,7 @@ def main() -> int:
         failed += caught != arguments.seeds or clean != arguments.seeds
         rows.append(
             [
-                family,
+                name,
                 f"{caught}/{arguments.seeds}",
                 latest,
                 longest,
@@ -59,7 +65,7 @@ def main() -> int:
                 fewest,
             ]
         )
-        print(f"{family}: done", file=sys.stderr, flush=True)
+        print(f"{name}: done", file=sys.stderr, flush=True)
     headers = [
         "family",
         "offset mask found",

@@ -99,7 +99,7 @@ def test_absent_tie_is_decided_by_the_weights(synth: Synth) -> None:
 @pytest.mark.parametrize(
     ("family", "change", "expected"),
     [
-        ("qwen2_vl", {"use_sliding_window": True}, "use_sliding_window is True"),
+        ("qwen3_vl", {"use_sliding_window": True}, "text_config.use_sliding_window is True"),
         ("qwen3_vl", {"hidden_act": "gelu"}, "text_config.hidden_act is 'gelu'"),
         ("qwen3_vl", {"rope_parameters": {"rope_theta": 7.0}}, "rope_theta is 5000000.0, but"),
         ("qwen3_vl", {"rope_scaling": {"rope_type": "yarn"}}, "rope_type is 'yarn'"),

@@ -19,8 +19,10 @@ from harness.target import (
     CacheRows,
     Capability,
     ForwardObservation,
+    ImageFormat,
     MaskKind,
     PositionCall,
+    PromptInput,
     RemovalObservation,
     TargetIdentity,
 )
@@ -30,6 +32,10 @@ Bug = Literal[
     "mask hides itself",
     "mask one row short",
     "a query too many",
+    "window one too wide",
+    "window counted in slots",
+    "no window",
+    "no window for one token",
     "keys one short after rollback",
     "values one short after a trim",
     "cache says offset for live_len",
@@ -82,13 +88,17 @@ class FakeTarget:
     fails_at: int | None = None
     hook: Callable[[], None] = lambda: None
     attention_layers: tuple[int, ...] = (1, 4)
+    windows: tuple[int | None, ...] = ()  # none anywhere
     vocab_size: int = 11
     variant: str = "plain"
+    images: ImageFormat | None = None
     renewed: list[None] = field(default_factory=list, compare=False)  # one entry per call of renew
     capabilities: frozenset[Capability] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "capabilities", frozenset(Capability) - self.lacks)
+        lacks = self.lacks | (frozenset() if self.images else {Capability.IMAGES})
+        object.__setattr__(self, "capabilities", frozenset(Capability) - lacks)
+        object.__setattr__(self, "windows", self.windows or (None,) * len(self.attention_layers))
 
     @property
     def identity(self) -> TargetIdentity:
@@ -124,16 +134,20 @@ class FakeSession:
         self._target = target
         self._sequences = [_Rows(owner) for owner in owners]
         self._forwards = 0
+        self.prompts: dict[int, PromptInput] = {}
 
-    def forward(self, sequence: int, tokens: Sequence[int]) -> ForwardObservation:
+    def forward(self, sequence: int, tokens: Sequence[int], prompt: PromptInput | None = None) -> ForwardObservation:
         target, cache = self._target, self._sequences[sequence]
+        if prompt is not None:
+            self.prompts[sequence] = prompt
         target.hook()
         self._forwards += 1
         before, start, count = len(cache.rows), cache.offset, len(tokens)
         cache.rows += [(start + i, token) for i, token in enumerate(tokens)]
         cache.offset += count
-        call = self._call(cache, before, start, count)
-        calls = self._visible_calls(cache, self._disguised(call))
+        made = [self._call(cache, before, start, count, window) for window in target.windows]
+        call = made[0]
+        calls = self._visible_calls(cache, [self._disguised(one) for one in made])
         error = None
         if call.mask_keys is not None and call.mask_keys != before + count:
             error, calls = f"ValueError: broadcast {call.mask_shape}", calls[:1]
@@ -157,12 +171,14 @@ class FakeSession:
             positions = (PositionCall("rope", np.array(start)),)
         return ForwardObservation(tuple(tokens), logits, calls, positions, 0.001, error)
 
-    def _call(self, cache: _Rows, before: int, start: int, count: int) -> AttentionCall:
+    def _call(self, cache: _Rows, before: int, start: int, count: int, window: int | None) -> AttentionCall:
         target, keys = self._target, before + count
         keys -= "keys one short after rollback" in target.bugs and cache.rolled_back
         values = keys - ("values one short after a trim" in target.bugs and cache.trimmed)
         explicit = target.mask in ("bool", "additive")
-        if count == 1 and not {"mask for one token", "scores for one token"} & target.quirks:
+        windowed = self._windowed(cache, start, count, window)
+        unasked = windowed is None or "no window for one token" in target.bugs
+        if count == 1 and unasked and not {"mask for one token", "scores for one token"} & target.quirks:
             explicit = False
         kind: MaskKind = target.mask if explicit or count > 1 else "none"
         if "no mask under the offset policy" in target.quirks and target.policy == "offset":
@@ -171,6 +187,8 @@ class FakeSession:
             return AttentionCall("fast", count, keys, values, 4, 2, kind)
         width = before if target.policy == "live" else start
         shown = np.arange(width + count)[None] <= np.arange(width, width + count)[:, None]
+        if windowed is not None:
+            shown = shown & windowed
         if "mask leaks" in target.bugs:
             shown = np.concatenate([shown[1:], shown[-1:]])
         if "mask hides itself" in target.bugs:
@@ -182,6 +200,19 @@ class FakeSession:
         shape = shown.shape if "batch and head axes" not in target.quirks else (1, 1, *shown.shape)
         scores = count == 1 and "scores for one token" in target.quirks
         return AttentionCall("fast", count, keys, values, 4, 2, kind, shape, shown[None, None], scores)
+
+    def _windowed(self, cache: _Rows, start: int, count: int, window: int | None) -> np.ndarray[Any, Any] | None:
+        """[count, keys]: which keys the window lets each new token see; None for all of them."""
+        bugs = self._target.bugs
+        if window is None or "no window" in bugs:
+            return None
+        where = np.array([position for position, _ in cache.rows])
+        if "window counted in slots" in bugs:
+            where = np.arange(len(where))
+        if self._target.policy == "offset":
+            where = np.arange(start + count)
+        seen = where[-count:, None] - where < window + ("window one too wide" in bugs)
+        return None if seen.all() else seen
 
     def _disguised(self, call: AttentionCall) -> AttentionCall:
         """The same call as a probe would see it of another kind of model."""
@@ -197,11 +228,11 @@ class FakeSession:
             call = replace(call, query_len=1, shown=shown, mask_shape=None if shown is None else shown.shape)
         return call
 
-    def _visible_calls(self, cache: _Rows, call: AttentionCall) -> tuple[AttentionCall, ...]:
-        quirks, number = self._target.quirks, len(self._target.attention_layers)
+    def _visible_calls(self, cache: _Rows, calls: list[AttentionCall]) -> tuple[AttentionCall, ...]:
+        quirks = self._target.quirks
         if "hides a call" in quirks or ("hides a call after a trim" in quirks and cache.trimmed):
-            number -= 1
-        return (call,) * (number + ("encoder call" in quirks))
+            calls = calls[:-1]
+        return tuple(calls[:1] * ("encoder call" in quirks) + calls)
 
     def _logits(self, cache: _Rows, start: int, count: int, call: AttentionCall) -> np.ndarray[Any, Any]:
         target = self._target

@@ -284,8 +284,8 @@ def test_a_bug_that_comes_and_goes_is_reported_and_does_not_crash_the_campaign(s
             session = super().open(owners)
             forward = session.forward
 
-            def once(sequence: int, tokens: Any) -> Any:
-                seen = forward(sequence, tokens)
+            def once(sequence: int, tokens: Any, prompt: Any = None) -> Any:
+                seen = forward(sequence, tokens, prompt)
                 if next(calls) == 15:
                     return dataclasses.replace(seen, logits=None, error="RuntimeError: once in a lifetime")
                 return seen

@@ -123,7 +123,10 @@ def test_replay_of_a_bug_that_is_gone(capsys: pytest.CaptureFixture[str]) -> Non
         ({"weights_seed": True}, "weights_seed must be"),
         ({"weights_seed": 1.5}, "weights_seed must be"),
         ({"weights_seed": 2**32}, "weights_seed must be"),
-        ({"path": "/etc/passwd"}, "exactly the fields"),
+        ({"file": "/etc/passwd"}, "with the fields"),
+        ({"path": "/etc/passwd"}, "path is one of text, images"),
+        ({"path": ["images"]}, "path is one of text, images"),
+        ({"path": "images"}, "has no vision tower"),
     ],
 )
 def test_replay_of_a_target_that_does_not_exist(
@@ -280,8 +283,10 @@ def test_a_run_with_the_bug_leaves_reports_and_traces_that_replay(
     report = json.loads((tmp_path / "o" / "families" / f"{FAMILY}.json").read_text())
     assert report["verdict"] == "FAIL" and report["partial"] is False
     assert (tmp_path / "o" / "families" / f"{FAMILY}.md").read_text()
+    images = json.loads((tmp_path / "o" / "families" / f"{FAMILY}-images.json").read_text())
+    assert (report["path"], images["path"], images["verdict"]) == ("text", "images", "FAIL")
     found = sorted((tmp_path / "o" / "findings").glob("*.json"))
-    assert len(found) == len(report["findings"]) >= 1
+    assert len(found) == len(report["findings"]) + len(images["findings"]) >= 2
     for path in found:
         assert cli.main(["replay", str(path)]) == 1
     assert "Traceback" not in "".join(capsys.readouterr())

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_harness_fake_target import FakeTarget
 
-from harness.execution import Execution, execute, token_ids
+from harness.execution import Execution, execute
+from harness.images import token_ids
 from harness.operations import Chunk, Decode, EnforceMaxKvSize, Prefill, Program, Rollback, TrimFront
 
 

@@ -21,8 +21,10 @@ histories = st.lists(
 
 
 @settings(max_examples=120, deadline=None)
-@given(histories)
-def test_the_visible_set_is_held_or_earlier_in_the_chunk_or_itself(history: list[Operation]) -> None:
+@given(histories, st.none() | st.integers(1, 12))
+def test_the_visible_set_is_held_or_earlier_in_the_chunk_or_itself(
+    history: list[Operation], window: int | None
+) -> None:
     ledger = SequenceLedger()
     for operation in history:
         if not isinstance(operation, Prefill):
@@ -31,13 +33,14 @@ def test_the_visible_set_is_held_or_earlier_in_the_chunk_or_itself(history: list
         held = list(ledger.held)
         append = ledger.append(operation.tokens)
         chunk = list(append.positions)
-        keys, visible = key_positions(append), visible_set(append)
+        keys, visible = key_positions(append), visible_set(append, window)
         assert keys.tolist() == held + chunk
         assert visible.shape == (len(chunk), len(held) + len(chunk)) and visible.dtype == bool
         for row, token in enumerate(chunk):
             for slot, key in enumerate(keys.tolist()):
                 earlier = key in chunk[:row]
-                assert visible[row, slot] == (key == token or key in held or earlier)
+                near = window is None or key > token - window
+                assert visible[row, slot] == (near and (key == token or key in held or earlier))
         assert visible.any(-1).all()  # an all-masked row would give NaN
 
 
@@ -49,6 +52,16 @@ def test_by_hand_behind_sinks_and_a_rollback() -> None:
     append = ledger.append(2)
     assert key_positions(append).tolist() == [0, 4, 5, 6]
     assert visible_set(append).tolist() == [[True, True, True, False], [True, True, True, True]]
+
+
+def test_a_window_counts_positions_not_slots() -> None:
+    ledger = SequenceLedger()
+    ledger.append(6)
+    ledger.trim_front(3, keep=1)  # held 0 4 5
+    append = ledger.append(2)  # positions 6 7
+    assert visible_set(append, 3).tolist() == [[False, True, True, True, False], [False, False, True, True, True]]
+    assert visible_set(append, 1).tolist() == [[False] * 3 + [True, False], [False] * 3 + [False, True]]
+    assert (visible_set(append, 8) == visible_set(append)).all()
 
 
 def test_one_token_sees_everything() -> None:

@@ -186,8 +186,8 @@ class Threshold(FakeTarget):
         session = super().open(owners)
         forward = session.forward
 
-        def failing(sequence: int, tokens: Any) -> Any:
-            seen = forward(sequence, tokens)
+        def failing(sequence: int, tokens: Any, prompt: Any = None) -> Any:
+            seen = forward(sequence, tokens, prompt)
             return seen if len(tokens) < self.LEAST else dataclasses.replace(seen, logits=None, error="E: too many")
 
         session.forward = failing

@@ -11,7 +11,7 @@ from markdown_it.token import Token
 from harness.findings import Finding, Verdict, Violation
 from harness.operations import Program
 from harness.reporting import family_markdown, summary_table
-from harness.reporting.coverage import MISSED, REACHED
+from harness.reporting.coverage import MISSED, REACHED, WITH_IMAGES
 from harness.reporting.markdown import what_it_could_not_show
 from harness.reporting.text import block, escape, table
 from harness.targets.reference import targets
@@ -89,7 +89,7 @@ def test_what_was_checked_against_what(each: Record) -> None:
     assert rows["programs"] == f"{each['programs']:,}, of {average:.1f} operations on average"
     assert float(rows["seconds"]) == each["seconds"]
     assert rows["profile"] == "test (15 programs over the configurations, at least 8 on each)"
-    assert rows["configurations"] == f"2 of {CONFIGURATIONS} drawn"
+    assert rows["configurations"] == f"2 of {CONFIGURATIONS} run; 0 drawn by the seed"
     assert {name: rows[name] for name in each["versions"]} == each["versions"]
     assert [(row[0], row[1], int(row[3].replace(",", ""))) for row in drawn[1:]] == [
         (one["variant"], one["storage"], one["programs"]) for one in each["configurations"]
@@ -120,8 +120,9 @@ def test_every_verdict_can_be_shown(records: dict[str, Record]) -> None:
 
 def test_coverage_in_words(each: Record) -> None:
     rows = tables(sections(family_markdown(each))["Coverage"])[0][1:]
-    assert [int(row[1].replace(",", "")) for row in rows] == list(each["coverage"].values())
-    assert [row[0] for row in rows] == list(REACHED.values())
+    expected = {key: n for key, n in each["coverage"].items() if each["path"] == "images" or key not in WITH_IMAGES}
+    assert [int(row[1].replace(",", "")) for row in rows] == list(expected.values())
+    assert [row[0] for row in rows] == [REACHED[key] for key in expected]
     assert REACHED["chunk_after_trim"] == "programs that chunked after a trim"
 
 
@@ -208,10 +209,12 @@ def test_a_limit_is_told_where_it_applies_and_only_there(name: str, words: str, 
 
 @pytest.mark.parametrize("counter", MISSED)
 def test_a_state_that_was_not_reached_is_a_limit(counter: str, records: dict[str, Record]) -> None:
-    record = copy.deepcopy(records["pass"])
+    record = copy.deepcopy(records["pass"]) | {"path": "images"}
     assert MISSED[counter] not in what_it_could_not_show(record)
     record["coverage"][counter] = 0
     assert MISSED[counter] in what_it_could_not_show(record)
+    on_text = what_it_could_not_show(record | {"path": "text"})
+    assert (MISSED[counter] in on_text) is (counter not in WITH_IMAGES)
 
 
 def test_another_kind_of_target_does_not_claim_random_weights(records: dict[str, Record]) -> None:

@@ -90,6 +90,7 @@ SPOILT: dict[str, tuple[str, Callable[[Record], None]]] = {
     "budget without rules": ("pass", lambda record: record["budget"].pop("rules")),
     "budget without least": ("pass", lambda record: record["budget"].pop("least")),
     "budget without patience": ("pass", lambda record: record["budget"].pop("patience")),
+    "budget without configurations": ("pass", lambda record: record["budget"].pop("configurations")),
     "budget with the old operations": ("pass", set_("budget", "operations", to=6)),
     "no program at least": ("pass", set_("budget", "least", to=0)),
     "negative patience": ("pass", set_("budget", "patience", to=-1)),
@@ -102,6 +103,10 @@ SPOILT: dict[str, tuple[str, Callable[[Record], None]]] = {
     "property with another field": ("pass", set_("properties", 0, "host", to="x")),
     "no harness version": ("pass", lambda record: record["versions"].pop("kv-harness")),
     "version as number": ("pass", set_("versions", "mlx", to=0.32)),
+    "configuration that does not say whether it was drawn": (
+        "pass",
+        lambda record: record["configurations"][0].pop("drawn"),
+    ),
     "configuration without config": ("pass", lambda record: record["configurations"][0].pop("config")),
     "control caught is text": ("pass", set_("control", "caught", to="yes")),
     "control without seconds": ("pass", lambda record: record["control"].pop("seconds")),

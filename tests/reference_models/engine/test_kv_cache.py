@@ -57,10 +57,12 @@ class ListModel:
         self.keys: list[Floats] = []
         self.values: list[Floats] = []
         self.start = self.capacity = self.written = 0
+        self.positions: list[int] = []
 
     def append(self, n: int) -> None:
         keys, values = fresh_rows(self.written, n, HK, DK), fresh_rows(self.written, n, HV, DV)
         self.written += n
+        self.positions += range(self.start + len(self.keys), self.start + len(self.keys) + n)
         self.keys += [keys[:, :, i] for i in range(n)]
         self.values += [values[:, :, i] for i in range(n)]
         got = self.cache.update_and_fetch(mx.array(keys), mx.array(values))
@@ -71,7 +73,7 @@ class ListModel:
         live = len(self.keys)
         n = min(n, live)
         keep = min(keep, live - n)
-        for rows in (self.keys, self.values):
+        for rows in (self.keys, self.values, self.positions):
             del rows[keep : keep + n]
         self.start += n
         assert self.cache.trim_front(n, keep) == n
@@ -80,6 +82,7 @@ class ListModel:
 
     def rollback(self, n: int) -> None:
         n = min(n, len(self.keys))
+        del self.positions[len(self.keys) - n :]
         del self.keys[len(self.keys) - n :]
         del self.values[len(self.values) - n :]
         assert self.cache.rollback(n) == n
@@ -95,6 +98,7 @@ class ListModel:
         cache, live = self.cache, len(self.keys)
         assert (cache.live_len, cache.seq_len, cache.live_start) == (live, live, self.start)
         assert cache.offset == self.start + live
+        assert cache.positions.tolist() == self.positions and cache.positions.dtype == mx.int32
         assert cache.capacity == self.capacity
         per_slot = 4 * (HK * DK + HV * DV) if cache.storage == "rows" else HK * (DK + 2) + HV * (DV + 2)
         assert cache.nbytes == B * per_slot * self.capacity
@@ -227,6 +231,7 @@ def test_deepcopy_is_an_independent_snapshot(storage: Storage) -> None:
     cache.update_and_fetch(mx.zeros((B, HK, 3, DK)), mx.zeros((B, HV, 3, DV)))
     cache.trim_front(2)
     assert (twin.offset, twin.live_start) == (6, 0)
+    assert twin.positions.tolist() == list(range(6)) and cache.positions.tolist() == [2, 3, 4, 5]
     assert_rows(held(twin)[0], keys, storage)
 
 

@@ -15,13 +15,17 @@ from reference_models.engine import (
     rotating_mask,
 )
 
-WINDOWS = (None, 1, 2, 3, 4, 5, 6, 12)
+WINDOWS = (None, 1, 2, 3, 4, 5, 6, 12, 2**31, 2**40)
 
 
 @dataclass(frozen=True)
 class Lengths:
     offset: int
     live_len: int
+
+    @property
+    def positions(self) -> mx.array:
+        return mx.arange(self.offset - self.live_len, self.offset)
 
 
 def by_definition(l: int, before: int, window: int | None) -> list[list[bool]]:
@@ -67,7 +71,7 @@ def test_chunk_mask_is_full_width(policy: MaskPolicy, before: int, window: int |
     cache = Lengths(offset=10, live_len=6)
     for l in (1, 2, 5):
         mask = chunk_mask(l, cache, policy, window)
-        if l == 1 and window is None:
+        if l == 1 and (window is None or window > before):  # it sees every key
             assert mask is None
         else:
             assert mask is not None
@@ -84,6 +88,26 @@ def test_chunk_mask_is_live_by_default_and_the_policies_agree_before_a_trim() ->
     cache.trim_front(2)
     after = chunk_mask(3, cache)
     assert after is not None and after.shape == (3, 6)
+
+
+@pytest.mark.parametrize("window", [1, 3, 5, 9])
+def test_a_window_counts_positions_also_behind_kept_sinks(window: int) -> None:
+    cache = KVCache()
+    rows = mx.ones((1, 1, 12, 2))
+    cache.update_and_fetch(rows, rows)
+    cache.trim_front(5, keep=2)  # held: 0 1 7 8 9 10 11
+    cache.rollback(2)  # held: 0 1 7 8 9
+    held = [0, 1, 7, 8, 9]
+    assert cache.positions.tolist() == held
+    for l in (1, 2, 4):
+        queries = list(range(10, 10 + l))
+        visible = [[0 <= q - k < window for k in held + queries] for q in queries]
+        mask = chunk_mask(l, cache, "live", window)
+        assert mask is not None and mask.tolist() == visible
+        wrong = chunk_mask(l, cache, "offset", window)
+        assert wrong is not None and wrong.tolist() == by_definition(l, 10, window)
+    # 11 is how far the oldest sink lies behind, itself included: nothing is hidden any more.
+    assert chunk_mask(1, cache, "live", 10) is not None and chunk_mask(1, cache, "live", 11) is None
 
 
 def test_bad_arguments_are_refused() -> None:
