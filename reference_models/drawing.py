@@ -198,7 +198,7 @@ def _tower(choose: Choose) -> dict[str, Any]:
 
 
 def _tower_width(choose: Choose, heads: int) -> int:
-    """At least 16: a LayerNorm over 8 numbers that happen to be nearly equal enlarges rounding to 2e-5 of the logits."""
+    """At least 16: a LayerNorm over 8 nearly equal numbers enlarges rounding, to 2e-5 of the logits."""
     return heads * choose([size for size in (8, 4, 12, 16) if heads * size >= 16])
 
 
