@@ -93,12 +93,8 @@ def family_targets(
     family: str, policy: Literal["live", "offset"], profile: Profile, seed: int, path: TargetPath = "text"
 ) -> tuple[reference.ReferenceTarget, ...]:
     """What a run of the family judges: all that is built in, and the configurations that this seed draws."""
-    drawn = reference.drawn_variants(
-        family,
-        derive_seed(seed, report_name(family, path), "configurations"),
-        profile.configurations,
-        images=path == "images",
-    )
+    numbers = derive_seed(seed, family, path, "configurations")
+    drawn = reference.drawn_variants(family, numbers, profile.configurations, images=path == "images")
     return reference.targets(family, policy, seed, path, drawn)
 
 

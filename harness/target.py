@@ -160,8 +160,8 @@ class TargetIdentity:
     storage: str
     weights_seed: int
     detail: dict[str, Any] = field(default_factory=dict, compare=False)
-    path: Path = "text"
     drawn: dict[str, Any] | None = field(default=None, hash=False)
+    path: Path = "text"
 
     @property
     def name(self) -> str:
@@ -174,9 +174,9 @@ class TargetIdentity:
         return f"{self.name} variant {self.variant}, {self.storage} cache, weights seed {self.weights_seed}"
 
     def to_json(self) -> dict[str, Any]:
-        """What a trace keeps of it; ``path`` only where it is not the text path."""
-        named: dict[str, Any] = {} if self.path == "text" else {"path": self.path}
-        named |= {
+        """What a trace keeps of it; the field ``path`` only where it is not the text path."""
+        path = {} if self.path == "text" else {"path": self.path}
+        named = path | {
             "kind": self.kind,
             "family": self.family,
             "variant": self.variant,

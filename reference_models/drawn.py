@@ -22,9 +22,8 @@ _ATTEMPTS = 50
 def drawn_variants(family: str, seed: int, count: int, *, images: bool = False) -> tuple[Variant, ...]:
     """``drawn-1`` to ``drawn-<count>``, none equal to another or to a built-in one; a larger count only adds to them.
 
-    ``images``: all with a vision tower, for a family that has one.
-
-    Raises UnknownFamily; RuntimeError when the family does not allow that many.
+    ``images``: each with a vision tower. Raises UnknownFamily; ValueError for images of a family without towers;
+    RuntimeError when the family does not allow that many.
     """
     known = [(variant.config, variant.options) for variant in registry.variants(family)]
     uniform = random.Random(seed).random  # the one method that gives the same numbers in every version of Python

@@ -33,7 +33,7 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
     "mistral4": (
         "published as text_config of mistral3: the pixtral vision tower beside it is not modelled, so no images",
     ),
-    "qwen2_vl": (_PATCHES, "sliding-window layers are not modelled"),
+    "qwen2_vl": (_PATCHES,),
     "qwen3_vl": (_PATCHES,),
     "qwen3_vl_moe": (_PATCHES,),
 }

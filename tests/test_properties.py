@@ -21,9 +21,9 @@ from harness.targets.reference import FAMILIES, paths, targets
 SEED = 20_26
 QUICK = PROFILES["quick"]
 FEW = dataclasses.replace(QUICK, programs=32)  # for four configurations
+WINDOWED = [family for family in FAMILIES if any(any(target.windows) for target in targets(family))]
 RUNS = [(family, path) for family in FAMILIES for path in paths(family)]
 WITH_VISION = [family for family, path in RUNS if path == "images"]
-WINDOWED = [family for family in FAMILIES if any(any(target.windows) for target in targets(family))]
 
 
 @pytest.mark.parametrize(("family", "path"), RUNS)
@@ -77,6 +77,11 @@ def test_a_planted_bug_is_found_by_its_property(family: str, fault: Fault) -> No
     assert [bug.finding.property_id for bug in result.found] == [fault.breaks]
 
 
+def test_some_family_has_windows() -> None:
+    """Or the faults of sliding windows would be planted nowhere."""
+    assert WINDOWED == ["qwen2_vl"]
+
+
 @pytest.mark.parametrize("fault", IMAGE_FAULTS, ids=lambda fault: fault.id)
 @pytest.mark.parametrize("family", WITH_VISION)
 def test_a_planted_bug_of_the_image_path_is_found_there(family: str, fault: Fault) -> None:
@@ -98,11 +103,6 @@ def test_a_planted_bug_of_the_image_path_is_not_to_be_seen_on_text(fault: Fault)
     with fault.plant():
         result = run_campaign(f"{family}_{fault.id}", vision, properties.ALL, FEW, SEED)
     assert result.verdict is Verdict.PASS
-
-
-def test_some_family_has_windows() -> None:
-    """Or the faults of sliding windows would be planted nowhere."""
-    assert WINDOWED == ["qwen2_vl"]
 
 
 def test_every_property_has_a_planted_bug() -> None:

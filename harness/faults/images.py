@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from harness.faults.model import Fault
-from harness.faults.reference import _replacing
+from harness.faults.patching import replacing
 from reference_models import prompt as prompts
 from reference_models import rope
 from reference_models.engine import CachePool
@@ -88,31 +88,31 @@ IMAGE_FAULTS: tuple[Fault, ...] = (
         "offset-mask-with-images-only",
         "behind a prompt with images the mask is sized by the offset, on plain text by the live length",
         "mask_key_axis_equals_live_keys",
-        _replacing(MRopeDecoder, "__call__", _offset_mask),
+        replacing(MRopeDecoder, "__call__", _offset_mask),
     ),
     Fault(
         "rope-delta-forgotten",
         "text behind images is rotated at its offset, as if images used one id per token",
         "positions_are_absolute",
-        _replacing(rope, "text_position_ids", _no_delta),
+        replacing(rope, "text_position_ids", _no_delta),
     ),
     Fault(
         "text-ids-in-a-later-chunk",
         "the part of an image that a later chunk brings gets the ids of text",
         "positions_are_absolute",
-        _replacing(Prompt, "lay_over", _text_ids_in_a_later_chunk),
+        replacing(Prompt, "lay_over", _text_ids_in_a_later_chunk),
     ),
     Fault(
         "rope-delta-survives-a-rollback",
         "a rollback into an image leaves the delta of the whole prompt",
         "positions_are_absolute",
-        _replacing(Prompt, "cut", _keeps_its_delta),
+        replacing(Prompt, "cut", _keeps_its_delta),
     ),
     Fault(
         "prompt-survives-a-rollback",
         "after a rollback into the prompt its old tokens are still expected",
         "every_operation_completes",
-        _replacing(Prompt, "cut", _is_not_cut),
+        replacing(Prompt, "cut", _is_not_cut),
     ),
     Fault(
         "one-rope-delta-for-all-sequences",

@@ -150,8 +150,8 @@ class ReferenceTarget:
             storage=self.storage,
             weights_seed=self.weights_seed,
             detail=self.describe(),
-            path=self.path,
             drawn=variant_to_json(self.variant) if self.variant.drawn else None,
+            path=self.path,
         )
 
     @property
@@ -229,15 +229,18 @@ def targets(
     path: Path = "text",
     drawn: Sequence[Variant] = (),
 ) -> tuple[ReferenceTarget, ...]:
-    """Every variant x storage of a family on one path, simplest first; then the ``drawn`` ones, with the storages in
-    turn. () for the images of a family without any.
+    """Every variant x storage of a family on one path, simplest first; () for the images of a family without any. Then
+    the ``drawn`` variants, with the storages in turn.
 
     Unknown family: UnknownFamily, with the nearest names.
     """
-    able = [variant for variant in variants(family) if path == "text" or variant.reads_images]
-    pairs = [(variant, storage) for storage in STORAGES for variant in able]
+    pairs = [(variant, storage) for storage in STORAGES for variant in variants(family)]
     pairs += [(variant, STORAGES[number % len(STORAGES)]) for number, variant in enumerate(drawn)]
-    return tuple(ReferenceTarget(variant, policy, storage, weights_seed, path) for variant, storage in pairs)
+    return tuple(
+        ReferenceTarget(variant, policy, storage, weights_seed, path)
+        for variant, storage in pairs
+        if path == "text" or variant.reads_images
+    )
 
 
 def paths(family: str) -> tuple[Path, ...]:
@@ -256,7 +259,7 @@ def target_from_identity(data: object) -> ReferenceTarget:
     fields = ("kind", "family", "variant", "policy", "storage", "weights_seed")
     if not isinstance(data, dict) or set(data) - {"path", "drawn"} != set(fields):
         raise TargetError(
-            f"a target must be an object with the fields {', '.join(fields)} (and path, if not text; drawn, if it was)"
+            f"a target must be an object with the fields {', '.join(fields)}; where not text, path; if drawn, drawn"
         )
     path = data.get("path", "text")
     if path not in PATHS:

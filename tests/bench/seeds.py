@@ -34,21 +34,20 @@ def main() -> int:
     arguments = parser.parse_args()
     profile = PROFILES[arguments.profile]
     rows, failed = [], 0
-    for family, path in [(each, path) for each in arguments.families for path in paths(each)]:
+    runs = [(family, path) for family in arguments.families for path in paths(family)]
+    for family, path in runs:
         name = report_name(family, path)
         caught, longest, latest, clean, programs, fewest = 0, 0, 0, 0, 0, None
         for seed in range(arguments.seeds):
-            wrong = run_campaign(
-                name, family_targets(family, "offset", profile, seed, path), properties.ALL, profile, seed
-            )
+            targets = family_targets(family, "offset", profile, seed, path)
+            wrong = run_campaign(name, targets, properties.ALL, profile, seed)
             mask = [bug for bug in wrong.found if bug.finding.property_id == WANTED]
             if mask and len(mask[0].finding.program.operations) <= LONGEST:
                 caught += 1
                 longest = max(longest, len(mask[0].finding.program.operations))
                 latest = max(latest, mask[0].after)
-            right = run_campaign(
-                name, family_targets(family, "live", profile, seed, path), properties.ALL, profile, seed
-            )
+            targets = family_targets(family, "live", profile, seed, path)
+            right = run_campaign(name, targets, properties.ALL, profile, seed)
             clean += right.verdict is Verdict.PASS
             programs += right.tally.coverage.programs
             least = min(row.tally.decisive_steps for row in right.properties)

@@ -13,14 +13,16 @@ import pytest
 
 import properties
 from harness import cli, runner
-from harness.campaign import CampaignResult, derive_seed, run_campaign
+from harness.campaign import CampaignResult, run_campaign
 from harness.execution import execute
+from harness.media import Media
+from harness.operations import Chunk, Prefill, Program, TrimFront
 from harness.profiles import PROFILES, Profile
 from harness.recording import record
 from harness.replay import Outcome, replay
 from harness.runner import family_targets
 from harness.target import in_words
-from harness.targets.reference import FAMILIES, ReferenceTarget, target_from_identity, targets
+from harness.targets.reference import FAMILIES, ReferenceTarget, paths, target_from_identity, targets
 from harness.trace import Trace, read_trace
 from reference_models import drawing, drawn, mistral4, nemotron_nas, qwen3_vl
 from reference_models.engine import masks
@@ -30,28 +32,26 @@ QUICK = PROFILES["quick"]
 FEW = dataclasses.replace(QUICK, programs=24, least=2, configurations=6)
 
 
-def drawn_targets(family: str, policy: Any, seed: int, count: int = 2) -> list[ReferenceTarget]:
-    profile = dataclasses.replace(QUICK, configurations=count)
-    return [target for target in family_targets(family, policy, profile, seed) if target.variant.drawn]
+def drawn_targets(family: str, policy: Any, seed: int, path: Any = "text") -> list[ReferenceTarget]:
+    return [target for target in family_targets(family, policy, QUICK, seed, path) if target.variant.drawn]
 
 
-def found_trace(family: str, seed: int) -> Trace:
+def found_trace(family: str, path: str, seed: int) -> Trace:
     """What a campaign on the offset mask writes when it has drawn configurations alone."""
-    result = run_campaign(
-        family, drawn_targets(family, "offset", seed), [properties.BY_ID[MASK]], FEW, seed, first_only=True
-    )
+    chosen = drawn_targets(family, "offset", seed, path)
+    result = run_campaign(family, chosen, [properties.BY_ID[MASK]], FEW, seed, first_only=True)
     (bug,) = result.found
     return record(execute(bug.target, bug.finding.program), bug.finding, {})
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "path"), [(family, path) for family in FAMILIES for path in paths(family)])
 def test_the_offset_mask_is_found_and_its_trace_replays(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    family: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = found_trace(family, 3)
+    made = found_trace(family, path, 3)
     assert made.file_name.startswith("mask_key_axis-drawn-1-")
-    path = tmp_path / made.file_name
-    path.write_text(made.to_text())
+    file = tmp_path / made.file_name
+    file.write_text(made.to_text())
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a replay must not draw")
@@ -59,18 +59,18 @@ def test_the_offset_mask_is_found_and_its_trace_replays(
     monkeypatch.setattr(drawing, "draw_config", never)
     monkeypatch.setattr(drawn, "draw_config", never)
     monkeypatch.setattr(drawn, "drawn_variants", never)
-    trace = read_trace(path)
+    trace = read_trace(file)
     target = target_from_identity(trace.target)
-    assert target.variant.drawn and target.identity.to_json() == made.target
+    assert (target.variant.drawn, target.path) == (True, path) and target.identity.to_json() == made.target
     result = replay(trace, target, properties.ALL)
     assert (result.outcome, result.same) == (Outcome.FAILED, True)
-    assert cli.main(["replay", str(path)]) == 1
+    assert cli.main(["replay", str(file)]) == 1
     *_, named, told = capsys.readouterr().out.splitlines()
     assert "variant drawn-1, rows cache" in named
     assert told.startswith("      drawn     ") and f"hidden_size={target.variant.config.hidden_size} " in told
 
-    path.write_text(dataclasses.replace(trace, target=trace.target | {"policy": "live"}).to_text())
-    assert cli.main(["replay", str(path)]) == 0
+    file.write_text(dataclasses.replace(trace, target=trace.target | {"policy": "live"}).to_text())
+    assert cli.main(["replay", str(file)]) == 0
     assert capsys.readouterr().out.startswith(f"FIXED   {MASK} holds now")
 
 
@@ -92,10 +92,10 @@ def test_the_seed_decides_and_the_storages_take_turns() -> None:
         other = [target for target in family_targets(family, "live", QUICK, 2) if target.variant.drawn]
         assert not {t.variant.config for t in new} & {t.variant.config for t in other}
         control = family_targets(family, "offset", QUICK, 1)
+        assert all(t.variant.reads_images for p in paths(family)[1:] for t in drawn_targets(family, "live", 1, p))
         assert [t.variant for t in control] == [t.variant for t in first] and {t.policy for t in control} == {"offset"}
     configs = [family_targets(family, "live", QUICK, 1)[-1].variant.config for family in ("qwen3_vl", "qwen3_vl_moe")]
     assert configs[0].rope_theta != configs[1].rope_theta or configs[0].hidden_size != configs[1].hidden_size
-    assert derive_seed(1, "qwen3_vl", "configurations") != derive_seed(1, "qwen3_vl_moe", "configurations")
 
 
 def test_larger_profiles_draw_more() -> None:
@@ -105,7 +105,9 @@ def test_larger_profiles_draw_more() -> None:
 
 def run(out: Path, seed: int, policy: str = "live") -> tuple[dict[str, Any], str]:
     """The record and the Markdown of a run on qwen3_vl, without what time it took."""
-    cli.main(["run", "--families", "qwen3_vl", "--seed", str(seed), "--policy", policy, "--out", str(out)])
+    cli.main(
+        ["run", "--families", "qwen3_vl", "--path", "text", "--seed", str(seed), "--policy", policy, "--out", str(out)]
+    )
     data = json.loads((out / "families" / "qwen3_vl.json").read_text())
     text = (out / "families" / "qwen3_vl.md").read_text()
     for part in (data, data["control"] or {}):
@@ -210,11 +212,12 @@ def put(trace: Trace, drawn_part: Any, **changes: Any) -> Trace:
         (lambda t: put(t, t.target["drawn"], variant="plain"), "a drawn variant is called drawn-1"),
         (lambda t: put(t, t.target["drawn"], family="qwen3_vl_moe"), "config.moe_intermediate_size is missing"),
         (lambda t: put(t, t.target["drawn"], family="qwen4"), "nearest"),
-        (lambda t: put(t, t.target["drawn"], more=1), "exactly the fields"),
+        (lambda t: put(t, t.target["drawn"], more=1), "with the fields"),
         (lambda t: wide(t, hidden_size=1 << 40), "config.hidden_size must be a whole number in 0..4096"),
         (lambda t: wide(t, vocab_size=1 << 16, hidden_size=4096), "parameters; at most 4,000,000"),
         (lambda t: wide(t, num_hidden_layers=0), "num_hidden_layers must be at least 1"),
         (lambda t: wide(t, **{"x" * 5000: 1}), "has no field"),
+        (lambda t: put(t, t.target["drawn"], path="images"), "has no vision tower"),
         (lambda t: without(t), "has no variant 'drawn-1'"),
     ],
 )
@@ -253,3 +256,16 @@ def test_a_configuration_in_words() -> None:
     blocks = [{"attention": {"group": 2, "no_op": False}, "ffn": {"no_op": True, "mult": None}}, {"x": 1e-6}]
     assert in_words({"blocks": blocks}) == "blocks=[attention.group=2 ffn.no_op; x=1e-06]"
     assert in_words({"a": 1, "b": {"c": 1, "d": 2}, "n": None}, {"a": 1, "b": {"c": 1, "d": 3}}) == "b.d=2 n=none"
+
+
+def test_configurations_with_a_vision_tower_are_drawn_for_the_path_with_images(tmp_path: Path) -> None:
+    targets = [t for t in family_targets("qwen3_vl", "offset", QUICK, 4, "images") if t.variant.drawn]
+    assert len(targets) == QUICK.configurations and all(target.images is not None for target in targets)
+    assert targets == [t for t in family_targets("qwen3_vl", "offset", QUICK, 4, "images") if t.variant.drawn]
+    program = Program((Prefill(4, media=(Media(1, 2, 2),)), TrimFront(3), Chunk(3)))
+    trace = record(execute(targets[0], program), None, {})
+    path = tmp_path / "drawn.json"
+    path.write_text(trace.to_text())
+    again = read_trace(path)
+    assert target_from_identity(again.target) == targets[0] and again.target["path"] == "images"
+    assert record(execute(target_from_identity(again.target), again.program), None, {}).steps == trace.steps
