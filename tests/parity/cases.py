@@ -88,7 +88,7 @@ def modalities(family: str) -> tuple[str, ...]:
 
 def draw_case(family: str, modality: str, choose: Choose) -> Case:
     """A case of that family and modality, simplest first; see ``drawing.draw_config`` for ``choose``."""
-    config = draw_config(family, choose, images=modality != "text")
+    config = draw_config(family, choose, images=modality != "text", windows=True)
     options = dict(choose(registry.OPTIONS.get(family, ({},))))
     seed = choose(range(1 << 12))
     rng = np.random.default_rng([seed, 2])

@@ -48,6 +48,12 @@ def bare(case: Case) -> bool:
     return case.bare and turned(case) > 0
 
 
+def shortest_window(case: Case) -> float:
+    """The fewest keys that a layer shows a token; infinite without sliding windows."""
+    windows = getattr(case.config, "windows", ())
+    return min((window for window in windows if window is not None), default=float("inf"))
+
+
 def mistaken_patches(vision: Any) -> bool:
     """The published weight of the patch embedding ``[width, C, T, P, P]`` looks as if its channels came last."""
     channels, frames, size = vision.in_channels, vision.temporal_patch_size, vision.patch_size

@@ -15,7 +15,17 @@ from typing import Literal
 from packaging.specifiers import SpecifierSet
 
 from tests.parity.cases import Case
-from tests.parity.conditions import bare, few_experts, long_video, mistaken_patches, tower, turned, unscaled_yarn
+from tests.parity.comparing import DECODES
+from tests.parity.conditions import (
+    bare,
+    few_experts,
+    long_video,
+    mistaken_patches,
+    shortest_window,
+    tower,
+    turned,
+    unscaled_yarn,
+)
 from tests.parity.peers.base import Peer
 
 Kind = Literal["limitation", "known failure"]
@@ -62,6 +72,12 @@ class Limitation:
 QWEN3 = ("qwen3_vl", "qwen3_vl_moe")
 QWEN = ("qwen2_vl", *QWEN3)
 
+
+def _cut(case: Case) -> bool:
+    """A window that the prompt, or what is decoded behind it, outgrows."""
+    return shortest_window(case) < len(case.tokens) + DECODES
+
+
 LIMITATIONS: tuple[Limitation, ...] = (
     Limitation(
         id="transformers-one-expert-a-group",
@@ -98,6 +114,30 @@ LIMITATIONS: tuple[Limitation, ...] = (
         measured="0.14 to 3.1",
         why="YarnRoPE divides the two corrections even if one of them is 0; the published code takes the ratio only if "
         "both are set, else the correction of the factor alone",
+    ),
+    Limitation(
+        id="mlx-lm-no-windows",
+        peer="mlx-lm",
+        families=("qwen2_vl",),
+        versions=">=0.32.2",
+        kind="known failure",
+        condition="a layer has a sliding window shorter than the sequence",
+        holds=_cut,
+        seen=lambda case: shortest_window(case) <= len(case.tokens) // 2,
+        measured="0.7 to 4",
+        why="qwen2_vl is qwen2 there, which has neither use_sliding_window nor layer_types",
+    ),
+    Limitation(
+        id="mlx-vlm-no-windows",
+        peer="mlx-vlm",
+        families=("qwen2_vl",),
+        versions=">=0.7.10",
+        kind="known failure",
+        condition="a layer has a sliding window shorter than the sequence",
+        holds=_cut,
+        seen=lambda case: shortest_window(case) <= len(case.tokens) // 2,
+        measured="0.7 to 4",
+        why="TextConfig reads sliding_window and use_sliding_window, and no model code looks at them",
     ),
     Limitation(
         id="mlx-lm-attention-bias",

@@ -6,6 +6,7 @@ import pytest
 
 from reference_models import mrope_ids, registry
 from tests.parity.cases import MODALITIES, chunks, modalities, special_tokens
+from tests.parity.conditions import shortest_window
 from tests.parity.running import seeded_case
 
 ROWS = [(family, modality) for family in registry.FAMILIES for modality in modalities(family)]
@@ -52,6 +53,14 @@ def _cuts(tokens: tuple[int, ...], lengths: list[int]) -> list[tuple[int, int]]:
     """The tokens on both sides of every border between chunks."""
     borders = [sum(lengths[: number + 1]) for number in range(len(lengths) - 1)]
     return [(tokens[border - 1], tokens[border]) for border in borders]
+
+
+def test_windows_come_up_shorter_and_longer_than_the_prompt() -> None:
+    cases = [seeded_case("qwen2_vl", "text", 0, number) for number in range(100)]
+    windows = [(shortest_window(case), len(case.tokens)) for case in cases]
+    assert sum(window < length for window, length in windows) > 20
+    assert sum(length <= window < float("inf") for window, length in windows) > 2
+    assert sum(window == float("inf") for window, _ in windows) > 20
 
 
 def test_every_kind_of_prompt_has_a_family() -> None:
