@@ -133,7 +133,7 @@ def run_campaign(
     watcher = _Watcher(progress, also)
     result = CampaignResult(name, profile, base_seed, watcher)
     started = time.perf_counter()
-    share = dataclasses.replace(profile, programs=max(profile.least, -(-profile.programs // len(targets))))
+    share = dataclasses.replace(profile, programs=profile.share(len(targets)))
     muted: set[str] = set()
     for number, target in enumerate(targets):
         patience = profile.patience

@@ -193,7 +193,7 @@ def operation_from_json(data: object) -> Operation:
         raise OperationError(f"unknown operation {code!r:.60}; known are {', '.join(sorted(_BY_CODE))}")
     known = {f.name for f in dataclasses.fields(kind)}
     if unknown := sorted(set(fields) - known):
-        raise OperationError(f"operation {code!r} has no field {unknown[0]!r:.60}")
+        raise OperationError(f"operation {code!r} has no field {unknown[0]!r:.60}; it has {', '.join(sorted(known))}")
     try:
         if "media" in fields:
             fields["media"] = media_from_json(fields["media"])

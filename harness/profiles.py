@@ -29,6 +29,10 @@ class Profile:
     patience: int = 3
     configurations: int = 0
 
+    def share(self, configurations: int) -> int:
+        """Programs on each of so many configurations, before anything is found."""
+        return max(self.least, -(-self.programs // configurations))
+
     def settings(self, database: Path | None = None) -> settings:
         """Hypothesis settings, every one of them set.
 

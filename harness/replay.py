@@ -39,28 +39,38 @@ class Replay:
         recorded = trace.finding["property"] if trace.finding else None
         if self.finding is None:
             if recorded is None:
-                return f"{self.outcome}   the trace records no finding, and there is none now"
-            return f"{self.outcome}   {recorded} holds now, and so does every other property"
+                said = f"{self.outcome}   the trace records no finding, and there is none now"
+            else:
+                said = f"{self.outcome}   {recorded} holds now, and so does every other property"
+            return "\n".join([said, f"      program   {trace.program}", *self._target()])
         if self.same:
             return f"{self.outcome}  {recorded} is still broken\n{self._detail()}"
         return f"{self.outcome}  {recorded or 'nothing'} was recorded, now another is broken\n{self._detail()}"
 
     def _detail(self) -> str:
         assert self.finding is not None
-        lines = self.finding.text().splitlines()
-        lines.append(f"      target    {self.target}")
-        return "\n".join(lines if self.drawn is None else [*lines, f"      drawn     {self.drawn}"])
+        return "\n".join([*self.finding.text().splitlines(), *self._target()])
+
+    def _target(self) -> list[str]:
+        lines = [f"      target    {self.target}"]
+        return lines if self.drawn is None else [*lines, f"      drawn     {self.drawn}"]
 
 
 def replay(trace: Trace, target: Target, properties: Sequence[Property]) -> Replay:
     """Run the program of a trace again, first under the recorded property, then under all of them.
 
     Raises TraceError if the recorded property is not among ``properties``, or cannot be judged on this target: FIXED
-    would then mean nothing. The same when nothing was judged where the recorded property broke, or when the finding did
-    not come back when it was recorded.
+    would then mean nothing. The same when the recorded steps are of another program, when nothing was judged where
+    the recorded property broke, or when the finding did not come back when it was recorded.
     """
     if trace.program.has_media and target.images is None:
         raise TraceError(f"its program has images, but {target.identity.full_name} takes none")
+    told = [step.get("operation") for step in trace.steps]
+    if trace.finding is not None and told != [operation.text() for operation in trace.program.operations[: len(told)]]:
+        raise TraceError(
+            "its steps are not those of its program, so its finding says nothing about it; to run another program, set "
+            "'finding' to null and 'steps' to []"
+        )
     recorded = trace.finding["property"] if trace.finding else None
     known = {prop.id for prop in properties}
     if recorded is not None and recorded not in known:

@@ -60,9 +60,9 @@ def run_families(
     records: list[dict[str, Any]] = []
     code = 0
     for family, path in runs:
-        name = report_name(family, path)
-        with _progress(name, profile.programs) as advance:
-            targets = family_targets(family, policy, profile, seed, path)
+        name = family if path == "text" else f"{family}+{path}"
+        targets = family_targets(family, policy, profile, seed, path)
+        with _progress(name, profile.share(len(targets)) * len(targets)) as advance:
             result, control = _measure(family, path, targets, profile, seed, policy, advance)
         command = (
             f"kv-harness run --families {family} --path {path} --profile {profile.name} --seed {seed} "

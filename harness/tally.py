@@ -57,6 +57,8 @@ class Coverage:
     chunk_cut_image: int = 0
     chunk_behind_image: int = 0
     rolled_back_into_image: int = 0
+    chunk_after_cut_image: int = 0
+    with_videos: int = 0
 
     def to_json(self) -> dict[str, int]:
         return asdict(self)
@@ -140,18 +142,30 @@ def _kept_sinks(step: Step) -> bool:
 def _image_states(run: Execution) -> dict[str, bool]:
     """Which of the states that need an image a run reached, by the names of ``Coverage``."""
     met = dict.fromkeys(
-        ("with_images", "trim_cut_image", "chunk_cut_image", "chunk_behind_image", "rolled_back_into_image"), False
+        (
+            "with_images",
+            "trim_cut_image",
+            "chunk_cut_image",
+            "chunk_behind_image",
+            "rolled_back_into_image",
+            "chunk_after_cut_image",
+            "with_videos",
+        ),
+        False,
     )
+    cut: set[int] = set()  # sequences that hold a part of an image
     spans: dict[int, list[range]] = {}  # of each sequence: where its images stand
     for step in run.steps:
         operation, offset = step.operation, step.after.offset
         if isinstance(operation, Prefill) and operation.media and run.target.images is not None:
             spans[operation.index] = [each.positions for each in runs(operation.media, run.target.images.frames_apart)]
             met["with_images"] = True
+            met["with_videos"] |= any(each.frames for each in operation.media)
         images = spans.get(operation.index, [])
         for forward in step.forwards:
             start = forward.append.positions.start
             met["chunk_cut_image"] |= any(span.start < start < span.stop for span in images)
+            met["chunk_after_cut_image"] |= operation.index in cut and len(forward.append.positions) > 1
             met["chunk_behind_image"] |= len(forward.append.positions) > 1 and any(
                 span.stop <= start and forward.append.held for span in images
             )
@@ -162,7 +176,10 @@ def _image_states(run: Execution) -> dict[str, bool]:
             spans[operation.index] = [span for span in images if span.stop <= offset]
         elif step.expected_removed and step.told:
             held = set(step.told[operation.index].held)
-            met["trim_cut_image"] |= any(
-                0 < len(held.intersection(span)) < len(range(span.start, min(span.stop, offset))) for span in images
-            )
+            read = [range(span.start, min(span.stop, offset)) for span in images]
+            if any(0 < len(held.intersection(span)) < len(span) for span in read):
+                met["trim_cut_image"] = True
+                cut.add(operation.index)
+            else:
+                cut.discard(operation.index)
     return met

@@ -78,7 +78,7 @@ def test_a_planted_bug_is_found_by_its_property(family: str, fault: Fault) -> No
             SEED,
             first_only=True,
         )
-    assert [bug.finding.property_id for bug in result.found] == [fault.breaks]
+    assert [bug.finding.property_id for bug in result.found] == [fault.breaks], result.tally.coverage
 
 
 def test_some_family_has_windows() -> None:
@@ -95,7 +95,7 @@ def test_a_planted_bug_of_the_image_path_is_found_there(family: str, fault: Faul
         result = run_campaign(
             f"{family}_{fault.id}", targets(family, path="images"), prop, QUICK, SEED, first_only=True
         )
-    assert [bug.finding.property_id for bug in result.found] == [fault.breaks]
+    assert [bug.finding.property_id for bug in result.found] == [fault.breaks], result.tally.coverage
     assert result.found[0].reproducible
 
 

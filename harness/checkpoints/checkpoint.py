@@ -120,8 +120,8 @@ def _check_identity(path: Path, family: str, config: Any, text: dict[str, Tensor
     claimed = claimed_families(name)
     if claimed and family not in claimed:
         raise CheckpointError(
-            f"{path}: the checkpoint is called {name!r:.100}, which says {' or '.join(claimed)}, but config and "
-            f"weights are of {family}; rename it if its content is what you mean"
+            f"{path.parent}: is called {name!r:.100}, which says {' or '.join(claimed)}, but config and weights are of "
+            f"{family}; rename it if its content is what you mean"
         )
     deepest = max((int(match[1]) for key in text if (match := _LAYER.match(key))), default=-1)
     if deepest >= config.num_hidden_layers:

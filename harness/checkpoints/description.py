@@ -29,6 +29,9 @@ _SIZES = (
 )
 
 
+_NO_PROGRAMS = "programs of cache operations: they run on tiny models of the family, not on a checkpoint"
+
+
 def parameters(checkpoint: Checkpoint) -> int:
     """Numbers of the model, packed ones counted unpacked, scales and biases of packings not at all."""
     total = 0
@@ -115,9 +118,9 @@ def _vision(checkpoint: Checkpoint) -> str:
 
 def _unchecked(checkpoint: Checkpoint) -> list[str]:
     if not checkpoint.vision and not _asks_for_images(checkpoint.config):
-        return []
+        return [_NO_PROGRAMS]
     blind = [] if _sees(checkpoint) or checkpoint.vision else ["images: the weights hold no vision tower"]
-    return [*blind, *limits(checkpoint.family)]
+    return [*blind, *(limit for limit in limits(checkpoint.family) if not limit.startswith("programs")), _NO_PROGRAMS]
 
 
 def _asks_for_images(config: dict[str, Any]) -> bool:
@@ -136,6 +139,8 @@ def as_dict(checkpoint: Checkpoint, digests: Fingerprint) -> dict[str, Any]:
         "bytes": checkpoint.weights.bytes,
         "vision_tensors": len(checkpoint.vision),
         "images": _sees(checkpoint),
+        "checks": _checks(checkpoint),
+        "not_checked": _unchecked(checkpoint),
         "fingerprint": {"sha256": digests.digest, "files": dict(digests.files)},
         "notes": list(checkpoint.notes),
     }

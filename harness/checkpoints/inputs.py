@@ -45,7 +45,10 @@ class Inputs:
 
     @classmethod
     def of(cls, arrays: Mapping[str, Array]) -> Inputs:
-        """From arrays by name. CheckpointError for a missing ``ids`` and for a name that means nothing here."""
+        """From arrays by name; a processor's ``input_ids`` are taken for ``ids``. CheckpointError for missing ids, and
+        for a name that means nothing here."""
+        if "input_ids" in arrays and "ids" not in arrays:
+            arrays = {"ids" if name == "input_ids" else name: array for name, array in arrays.items()}
         known = list(cls.__dataclass_fields__)
         if "ids" not in arrays:
             raise CheckpointError(f"holds no array called ids; it has {', '.join(arrays) or 'none'}")

@@ -146,14 +146,16 @@ def _arrays(path: Path) -> dict[str, Any]:
 
     name, made = "", {}
     try:
-        with np.load(path, allow_pickle=False) as data:
-            if not hasattr(data, "files"):
-                raise UsageError(f"{path}: is not an .npz file")
+        loaded = np.load(path, allow_pickle=False)
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            raise UsageError(f"{path}: is not an .npz file but one array; write it with numpy.savez(file, ids=...)")
+        with loaded as data:
             for name in data.files:
                 made[name] = data[name]
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, zipfile.BadZipFile, zlib.error, EOFError, MemoryError) as error:
-        what = f"{name}: is no array that can be read" if name else "is not an .npz file"
-        raise UsageError(f"{path}: {what}: {error}") from error
+        if not name:
+            raise UsageError(f"{path}: is not an .npz file; write it with numpy.savez(file, ids=...)") from error
+        raise UsageError(f"{path}: {name}: is no array that can be read: {error}") from error
     return made

@@ -24,6 +24,8 @@ REACHED: dict[str, str] = {
     "chunk_cut_image": "programs in which a forward began inside an image",
     "chunk_behind_image": "programs that chunked behind an image",
     "rolled_back_into_image": "programs that rolled back into an image",
+    "chunk_after_cut_image": "programs that chunked with a part of an image left by a trim",
+    "with_videos": "programs with a video in a prompt",
 }
 
 MISSED: dict[str, str] = {
@@ -41,10 +43,20 @@ MISSED: dict[str, str] = {
     "chunk_cut_image": "No forward began inside an image.",
     "chunk_behind_image": "No program chunked behind an image.",
     "rolled_back_into_image": "No program rolled back into an image.",
+    "chunk_after_cut_image": "No program chunked while a trim had left a part of an image.",
+    "with_videos": "No program had a video in a prompt.",
 }
 """What a count of 0 means, for the states that one would want reached."""
 
-WITH_IMAGES = ("with_images", "trim_cut_image", "chunk_cut_image", "chunk_behind_image", "rolled_back_into_image")
+WITH_IMAGES = (
+    "with_images",
+    "trim_cut_image",
+    "chunk_cut_image",
+    "chunk_behind_image",
+    "rolled_back_into_image",
+    "chunk_after_cut_image",
+    "with_videos",
+)
 """States of the path with images only."""
 
 

@@ -51,7 +51,7 @@ def summary_table(records: Sequence[Record]) -> str:
         [
             (
                 record["family"]
-                + ("" if record["path"] == "text" else f" + {record['path']}")
+                + ("" if record["path"] == "text" else f"+{record['path']}")
                 + ("" if record["policy"] == "live" else f" ({record['policy']} mask)"),
                 record["verdict"],
                 f"{record['programs']:,}",
@@ -207,6 +207,11 @@ def _limits(record: Record) -> Iterator[str]:
     for finding in record["findings"]:
         if not finding["reproducible"]:
             yield f"What makes {finding['property']} fail is open: it did not come back in a fresh session."
+    if not any(prop["id"].startswith("outputs_equal_") for prop in record["properties"]):
+        yield (
+            "No logits were compared with an independent computation: masks, positions, lengths and cached rows were "
+            "judged, not what the layers make of them."
+        )
     yield from record["limits"]
     if record["target"].startswith("reference:"):
         yield "No checkpoint was loaded: the models are tiny and their float32 weights are random."

@@ -27,6 +27,8 @@ FORMAT = ImageFormat(image_token=3, video_token=7, merge=2, patch_pixels=5, fram
 TARGET = FakeTarget(images=FORMAT)
 PROMPT = Prefill(3, media=(Media(2, 2, 2),))  # the image stands at 2..5, and three of its tokens are still to come
 
+WHOLE = (PROMPT, Chunk(3))
+
 
 def tokens(run: Execution) -> list[tuple[int, ...]]:
     return [forward.seen.tokens for step in run.steps for forward in step.forwards]
@@ -79,6 +81,17 @@ def test_a_campaign_draws_images_where_they_are_taken_and_only_there() -> None:
         ("with_images", (PROMPT,), (Prefill(3),)),
         ("trim_cut_image", (PROMPT, Decode(1), TrimFront(3)), (PROMPT, Decode(1), TrimFront(2))),
         ("trim_cut_image", (PROMPT, Chunk(3), TrimFront(1, keep=3)), (PROMPT, Chunk(3), TrimFront(4, keep=2))),
+        (
+            "chunk_after_cut_image",
+            (PROMPT, Chunk(3), TrimFront(3), Chunk(2)),
+            (PROMPT, Chunk(3), TrimFront(3), Decode(1)),
+        ),
+        (
+            "chunk_after_cut_image",
+            (PROMPT, Decode(1), TrimFront(3), Chunk(2)),
+            (PROMPT, Chunk(3), TrimFront(6), Chunk(2)),
+        ),
+        ("with_videos", (Prefill(3, media=(Media(0, 1, 1, 2),)),), (PROMPT,)),
         ("chunk_cut_image", (PROMPT, Decode(1)), (dataclasses.replace(PROMPT, tokens=6), Decode(1))),
         ("chunk_behind_image", (PROMPT, Chunk(3), Chunk(2)), (PROMPT, Chunk(3), Decode(1))),
         ("chunk_behind_image", (PROMPT, Chunk(3), Chunk(2)), (PROMPT, Chunk(3), TrimFront(6), Chunk(2))),
@@ -120,10 +133,11 @@ def test_images_are_made_fewer_smaller_and_earlier() -> None:
     assert again and str(smaller.program) == "Prefill(1, video 1x1x2@0)"
 
 
-def test_an_image_that_does_not_matter_goes() -> None:
+def test_of_images_that_do_not_matter_the_smallest_stays() -> None:
+    """The path with images says what it found with images; and its control is one with an image, too."""
     target = FakeTarget(images=FORMAT, bugs=frozenset({"mask leaks"}))
     complete = tuple(prop for prop in properties.ALL if prop.id == "mask_shows_exactly_the_visible_set")
     with pytest.raises(Exception, match="shows the key") as caught:
         judge_program(target, Program((PROMPT, Chunk(4))), complete)
     smaller, _ = reduce_finding(target, caught.value.finding, complete)  # type: ignore[attr-defined]
-    assert str(smaller.program) == "Prefill(2)"
+    assert str(smaller.program) == "Prefill(2, image 1x1@0)"

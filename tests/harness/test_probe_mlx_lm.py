@@ -112,7 +112,7 @@ def test_calls_keys_and_positions_of_a_prefill_a_chunk_and_a_decode(family: str)
         record = forward(model, cache, tokens)
         calls = record.attention()
         assert len(calls) == 2  # an attention call of every layer that attends, and nothing else
-        visible = visible_set(Append(tuple(range(offset)), range(offset, offset + tokens)))
+        visible = visible_set(Append(tuple(range(offset)), range(offset, offset + tokens), ()))
         for call in calls:
             assert (call.query_len, call.key_len, call.value_len) == (tokens, offset + tokens, offset + tokens)
             assert call.mask_keys in (None, offset + tokens)
@@ -148,7 +148,7 @@ def test_attention_over_a_quantised_cache_is_seen(heads: tuple[int, int]) -> Non
         record = forward(model, cache, tokens)
         calls = record.attention()
         assert [call.kind for call in calls] == ["quantised"] * 2
-        visible = visible_set(Append(tuple(range(offset)), range(offset, offset + tokens)))
+        visible = visible_set(Append(tuple(range(offset)), range(offset, offset + tokens), ()))
         for call in calls:
             assert (call.query_len, call.key_len) == (tokens, offset + tokens)
             assert (call.heads, call.kv_heads) == heads

@@ -70,7 +70,9 @@ def test_another_property_is_broken_now() -> None:
 def test_fixed() -> None:
     result = replay(BROKEN, fake(), properties.ALL)
     assert (result.outcome, result.finding, result.same) == (Outcome.FIXED, None, False)
-    assert result.text(BROKEN) == f"FIXED   {WIDTH} holds now, and so does every other property"
+    first, program, target = result.text(BROKEN).splitlines()
+    assert first == f"FIXED   {WIDTH} holds now, and so does every other property"
+    assert program == f"      program   {BROKEN.program}" and target.startswith("      target    fake/fake@live-mask")
 
 
 def test_a_trace_without_a_finding() -> None:

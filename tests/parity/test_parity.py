@@ -151,8 +151,8 @@ def test_a_planted_chunk_error_is_found(monkeypatch: pytest.MonkeyPatch) -> None
 
     right = masks.chunk_mask
 
-    def wrong(length: int, cache: Any, policy: Any = "live") -> Any:
-        mask = right(length, cache, policy)
+    def wrong(length: int, cache: Any, policy: Any = "live", window: Any = None) -> Any:
+        mask = right(length, cache, policy, window)
         if mask is None or not cache.offset:
             return mask
         return mask & (mask.shape[-1] - length <= mx.arange(mask.shape[-1]))
