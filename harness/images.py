@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from harness.media import Media, runs
+from harness.media import Media, MediaError, runs
 from harness.target import ImageFormat, PromptInput
+
+MAX_PIXELS = 1 << 22  # 16 MB
+MAX_PATCHES = 1 << 11
 
 _Floats = np.ndarray[Any, Any]
 
@@ -39,7 +42,11 @@ def token_ids(
 def prompt_input(
     sequence: int, media: Sequence[Media], count: int, vocab_size: int, images: ImageFormat
 ) -> PromptInput:
-    """The prompt of a sequence: ``count`` tokens, or up to the end of its last image where that is further."""
+    """The prompt of a sequence: ``count`` tokens, or up to the end of its last image where that is further.
+
+    Raises MediaError, before anything is made, for images that would need absurdly much memory.
+    """
+    check_size(media, images)
     placed = runs(media, images.frames_apart)
     tokens = list(token_ids(sequence, max(count, placed[-1].positions.stop), 0, vocab_size, images))
     for run in placed:
@@ -52,6 +59,18 @@ def prompt_input(
         *_pixels_and_grids(sequence, stills, images),
         *_pixels_and_grids(sequence, videos, images),
     )
+
+
+def check_size(media: Sequence[Media], images: ImageFormat) -> None:
+    """MediaError for more than MAX_PIXELS numbers in all, or more than MAX_PATCHES patches in an image or a frame, each
+    of which a tower lets see all the others."""
+    patches = [each.rows * each.columns * images.merge**2 for each in media]
+    numbers = sum(max(each.frames, 1) * n for each, n in zip(media, patches, strict=True)) * images.patch_pixels
+    if numbers > MAX_PIXELS or max(patches, default=0) > MAX_PATCHES:
+        raise MediaError(
+            f"its images have {numbers:,} numbers and {max(patches):,} patches in the largest; at most {MAX_PIXELS:,} "
+            f"and {MAX_PATCHES:,} are made"
+        )
 
 
 def _pixels_and_grids(

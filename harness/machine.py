@@ -38,7 +38,10 @@ class ProgramMachine(RuleBasedStateMachine):
 
     @initialize(owners=draw.owner_layouts, tokens=draw.prefill_sizes, warm=draw.warm, more=draw.prefill_sizes)
     def begin(self, owners: tuple[Owner, ...], tokens: int, warm: bool, more: int) -> None:
-        self._begin(owners, Prefill(tokens), Prefill(more, 1) if warm else None)
+        self.judge = Judge(self.target, owners, self.properties, self.listener, self.muted)
+        self._apply(Prefill(tokens))
+        if warm and len(owners) > 1:
+            self._apply(Prefill(more, 1))
 
     @rule(sequence=draw.sequences, tokens=draw.chunk_sizes)
     def extend(self, sequence: int, tokens: int) -> None:
@@ -93,12 +96,6 @@ class ProgramMachine(RuleBasedStateMachine):
         if self.judge is not None:
             self.judge.end()
 
-    def _begin(self, owners: tuple[Owner, ...], first: Prefill, second: Prefill | None) -> None:
-        self.judge = Judge(self.target, owners, self.properties, self.listener, self.muted)
-        self._apply(first)
-        if second is not None and len(owners) > 1:
-            self._apply(second)
-
     def _sequence(self, drawn: int) -> int:
         return drawn % len(self.judge.run.owners) if self.judge is not None else 0
 
@@ -114,11 +111,16 @@ class ProgramMachine(RuleBasedStateMachine):
 
 
 class ImageMachine(ProgramMachine):
-    """The same, and the first prompt always holds images."""
+    """The same, and one of the prompts always holds images; beside it there may be text, before it or behind."""
 
-    @initialize(owners=draw.owner_layouts, first=draw.image_prefills(), warm=draw.warm, second=draw.prefills(1))
-    def begin(self, owners: tuple[Owner, ...], first: Prefill, warm: bool, second: Prefill) -> None:
-        self._begin(owners, first, second if warm else None)
+    @initialize(
+        owners=draw.owner_layouts, first=draw.image_prefills(), warm=draw.warm, second=draw.prefills(1), turn=draw.turns
+    )
+    def begin(self, owners: tuple[Owner, ...], first: Prefill, warm: bool, second: Prefill, turn: bool) -> None:
+        prompts = (first, second) if warm and len(owners) > 1 else (first,)
+        self.judge = Judge(self.target, owners, self.properties, self.listener, self.muted)
+        for prompt in reversed(prompts) if turn else prompts:
+            self._apply(prompt)
 
     @rule(sequence=draw.sequences, where=draw.image_positions, tokens=draw.chunk_sizes)
     def roll_back_into_an_image(self, sequence: int, where: int, tokens: int) -> None:

@@ -205,6 +205,14 @@ def operation_from_json(data: object) -> Operation:
         raise OperationError(f"operation {code!r} lacks a field (one of {', '.join(missing)})") from error
 
 
+def _processed(operation: Operation) -> int:
+    """Tokens that it makes a target process; a prompt with images is looked at to the end of its last one."""
+    if isinstance(operation, Decode):
+        return operation.times
+    media = operation.media if isinstance(operation, Prefill) else ()
+    return max(getattr(operation, "tokens", 0), media[-1].end if media else 0)
+
+
 @dataclass(frozen=True)
 class Program:
     """Operations on sequences of one pool; ``owners[i]`` says who owns the caches of sequence i."""
@@ -223,7 +231,7 @@ class Program:
         for operation in self.operations:
             if operation.index >= len(self.owners):
                 raise OperationError(f"{operation.text()} names sequence {operation.index} of {len(self.owners)}")
-        total = sum(op.times if isinstance(op, Decode) else getattr(op, "tokens", 0) for op in self.operations)
+        total = sum(_processed(operation) for operation in self.operations)
         if total > MAX_TOTAL_TOKENS:
             raise OperationError(f"a program processes at most {MAX_TOTAL_TOKENS} tokens, this one {total}")
         started: set[int] = set()

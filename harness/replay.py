@@ -9,8 +9,11 @@ from typing import Any
 
 from harness.execution import Execution
 from harness.findings import Finding, FindingError
+from harness.images import check_size
 from harness.judge import judge_program
 from harness.judging import Property
+from harness.media import MediaError
+from harness.operations import Prefill
 from harness.tally import Tally
 from harness.target import Target, in_words
 from harness.trace import Trace, TraceError
@@ -65,6 +68,12 @@ def replay(trace: Trace, target: Target, properties: Sequence[Property]) -> Repl
     """
     if trace.program.has_media and target.images is None:
         raise TraceError(f"its program has images, but {target.identity.full_name} takes none")
+    try:
+        for operation in trace.program.operations:
+            if isinstance(operation, Prefill) and target.images is not None:
+                check_size(operation.media, target.images)
+    except MediaError as error:
+        raise TraceError(f"{operation.text()}: {error}") from error
     told = [step.get("operation") for step in trace.steps]
     if trace.finding is not None and told != [operation.text() for operation in trace.program.operations[: len(told)]]:
         raise TraceError(

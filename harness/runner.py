@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import properties
 from harness.campaign import CampaignResult, FoundBug, derive_seed, run_campaign
 from harness.execution import execute
+from harness.faults import OFFSET_MASK_WITH_IMAGES
 from harness.findings import Verdict
 from harness.profiles import Profile
 from harness.recording import record
@@ -112,15 +113,16 @@ def _measure(
     result = run_campaign(name, targets, properties.ALL, profile, seed, database=database, progress=advance)
     if policy == "offset" or result.partial:
         return result, None
-    control = run_campaign(
-        f"{name}_control",
-        family_targets(family, "offset", profile, seed, path),
-        [properties.BY_ID[CONTROL]],
-        profile,
-        seed,
-        progress=lambda _: INTERRUPTS.check(),
-        first_only=True,
-    )
+    with (OFFSET_MASK_WITH_IMAGES.plant if path == "images" else nullcontext)():
+        control = run_campaign(
+            f"{name}_control",
+            family_targets(family, "live" if path == "images" else "offset", profile, seed, path),
+            [properties.BY_ID[CONTROL]],
+            profile,
+            seed,
+            progress=lambda _: INTERRUPTS.check(),
+            first_only=True,
+        )
     if control.partial:
         result.partial = True
     return result, control

@@ -55,19 +55,26 @@ warm = weighted((5, st.just(True)), (1, st.just(False)))
 #: Which sequence an operation acts on, to be taken modulo their number.
 sequences = st.integers(0, 1)
 
+#: Does the second sequence get its prompt first?
+turns = weighted((3, st.just(False)), (1, st.just(True)))
 #: Which position inside an image, to be taken modulo their number.
 image_positions = st.integers(0, 15)
-_sides = st.integers(1, 3)
-_frames = weighted((3, st.just(0)), (1, st.integers(1, 3)))
+_sides = weighted((14, st.integers(1, 3)), (1, st.integers(4, 9)))
+_frames = weighted((18, st.just(0)), (6, st.integers(1, 3)), (1, st.integers(4, 6)))
+_gaps = weighted((24, st.integers(0, 4)), (1, st.sampled_from((60, 120, 250))))
+_counts = weighted((8, st.just(1)), (4, st.just(2)), (2, st.just(3)), (1, st.integers(4, 5)))
 
 
 @st.composite
 def image_prefills(draw: st.DrawFn, sequence: int = 0) -> Prefill:
-    """A prompt with one to three images or videos, all of it in one forward or cut: most cuts fall into an image."""
+    """A prompt with images or videos, all of it in one forward or cut: most cuts fall into an image.
+
+    Mostly one to three small ones; large ones, many, and such that start far behind are rare, and there.
+    """
     media: list[Media] = []
     free = 0
-    for _ in range(draw(weighted((4, st.just(1)), (2, st.just(2)), (1, st.just(3))))):
-        media.append(Media(free + draw(st.integers(0, 4)), draw(_sides), draw(_sides), draw(_frames)))
+    for _ in range(draw(_counts)):
+        media.append(Media(free + draw(_gaps), draw(_sides), draw(_sides), draw(_frames)))
         free = media[-1].end
     whole = weighted((8, st.integers(free, free + 6)), (8, st.integers(1, free)), (1, _EDGES))
     return Prefill(draw(whole), sequence, media=tuple(media))

@@ -18,8 +18,8 @@ class PositionsAreAbsolute(Property):
     id = "positions_are_absolute"
     sentence = "Every rotation and every position-dependent scale is given the absolute position of its token."
     decisive_when = (
-        "keys were trimmed from the front, so that the absolute position is not the number of keys, or images make an "
-        "M-RoPE id another number than the position"
+        "keys were trimmed from the front, so that the absolute position is not the number of keys; where prompts hold "
+        "images, one of them makes an M-RoPE id another number than the position"
     )
     needs: ClassVar = frozenset({Capability.POSITIONS})
 
@@ -31,6 +31,10 @@ class PositionsAreAbsolute(Property):
             compared = 0
             for number, call in enumerate(forward.seen.positions):
                 given = np.asarray(call.positions, np.float64)
+                if (
+                    call.kind != "rope" and given.ndim and given.shape[-1] == 1
+                ):  # every token of the chunk gets this one
+                    given = np.broadcast_to(given, (*given.shape[:-1], len(positions)))
                 if given.ndim == 0 or given.shape[-1] != len(positions):
                     continue  # a table of angles, say: which of them a token got is not to be seen here
                 three = call.kind == "mrope" and given.ndim == 3 and given.shape[0] == 3
@@ -54,5 +58,5 @@ class PositionsAreAbsolute(Property):
                 steps += 1
                 whole = compared == len(forward.seen.positions) and positions_are_whole(run, forward)
                 trimmed = len(forward.append.held) != forward.append.positions.start
-                decisive += whole and (trimmed or bool((places != positions).any()))
+                decisive += whole and (trimmed if run.target.images is None else bool((places != positions).any()))
         return Judgement(steps, decisive, worst=0.0 if steps else None)

@@ -57,6 +57,8 @@ def families_for(fault: Fault) -> Sequence[str]:
     """The first bug of a property in every family, others in one each; ``make faults`` plants all everywhere."""
     if fault.windowed:
         return WINDOWED
+    if fault.mrope:
+        return WITH_VISION
     first = next(other for other in FAULTS if other.breaks == fault.breaks)
     return FAMILIES if fault is first else [FAMILIES[FAULTS.index(fault) % len(FAMILIES)]]
 

@@ -14,6 +14,7 @@ class Fault:
     ``breaks``: id of the property that must find it; None for a harmless variation, which no property may report.
     ``source``: the public report that it is modelled on, or "" for one of our own.  ``plant()``: a context manager;
     while it is open the reference engine has the bug.  ``windowed``: it shows only on a target with sliding windows.
+    ``mrope``: only on one with M-RoPE.
     """
 
     id: str
@@ -22,3 +23,4 @@ class Fault:
     plant: Callable[[], AbstractContextManager[None]]
     source: str = ""
     windowed: bool = False
+    mrope: bool = False

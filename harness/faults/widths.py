@@ -94,6 +94,16 @@ def _both(rotations: Patch, ids: Patch) -> Callable[[], AbstractContextManager[N
     return plant
 
 
+def _first_alone(original: Any) -> Any:
+    """Angles of one token broadcast over all of them without a word."""
+
+    def text_position_ids(offset: int, delta: int, batch: int, length: int) -> mx.array:
+        ids: mx.array = original(offset, delta, batch, length)
+        return ids[..., :1] if offset and length > 1 else ids
+
+    return text_position_ids
+
+
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "mask-from-offset",
@@ -151,6 +161,13 @@ FAULTS: tuple[Fault, ...] = (
         "RoPE starts where the chunk ends",
         _POSITIONS,
         _start(lambda offset, length: offset + length),
+    ),
+    Fault(
+        "one-position-for-a-whole-chunk",
+        "behind cached keys all tokens of a chunk get the position of its first",
+        _POSITIONS,
+        replacing(rope, "text_position_ids", _first_alone),
+        mrope=True,
     ),
     Fault(
         "rotates-a-single-token-one-behind",

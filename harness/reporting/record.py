@@ -90,7 +90,7 @@ def family_record(
         "configurations": _configurations(configurations, result.tally.targets),
         "properties": _properties(result.properties, {prop.id: prop.sentence for prop in properties}),
         "coverage": result.tally.coverage.to_json(),
-        "control": None if control is None else _control(result, control),
+        "control": None if control is None else _control(result, control, path),
         "control_reason": None if control is not None else control_reason or _no_control(result, policy),
         "findings": [_finding(bug, replays.get(bug.finding.property_id)) for bug in result.found],
         "limits": list(limits),
@@ -137,12 +137,12 @@ def _no_control(result: CampaignResult, policy: str) -> str:
     return "no control was run"
 
 
-def _control(result: CampaignResult, control: CampaignResult) -> dict[str, Any]:
+def _control(result: CampaignResult, control: CampaignResult, path: str) -> dict[str, Any]:
     """What the control found. Where nothing counts as the planted bug: the first finding, to show why not."""
     caught = planted_bug(result, control)
     shown = caught or next(iter(control.found), None)
     return {
-        "policy": PLANTED_POLICY,
+        "policy": PLANTED_POLICY if path == "text" else f"{PLANTED_POLICY}, behind images only",
         "property": None if shown is None else shown.finding.property_id,
         "caught": caught is not None,
         "verdict": control.verdict.value,

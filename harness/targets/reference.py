@@ -158,6 +158,11 @@ class ReferenceTarget:
     def capabilities(self) -> frozenset[Capability]:
         return frozenset(Capability) - (frozenset() if self.path == "images" else {Capability.IMAGES})
 
+    @property
+    def turns_by_mrope(self) -> bool:
+        """Do its positions have three ids each?"""
+        return hasattr(getattr(self.variant.config, "rope_scaling", None), "mrope_section")
+
     @functools.cached_property
     def images(self) -> ImageFormat | None:
         if self.path == "text":
@@ -205,16 +210,8 @@ class ReferenceTarget:
 
 def _images(prompt: PromptInput) -> Images:
     """The same with arrays of MLX."""
-    pixels, grids, frames, videos = (
-        None if array is None else mx.array(array)
-        for array in (
-            prompt.pixel_values,
-            prompt.image_grid_thw,
-            prompt.pixel_values_videos,
-            prompt.video_grid_thw,
-        )
-    )
-    return Images(pixels, grids, frames, videos)
+    names = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
+    return Images(*(None if (array := getattr(prompt, name)) is None else mx.array(array) for name in names))
 
 
 def _numbers(array: mx.array | None) -> np.ndarray[Any, Any]:
@@ -250,8 +247,15 @@ def paths(family: str) -> tuple[Path, ...]:
 
 def limits(family: str, path: Path = "text") -> tuple[str, ...]:
     """What a run of the family on this path cannot show, one phrase each. Raises UnknownFamily."""
-    other = ("no prompt holds an image: the path with images has a run and a report of its own",)
-    return registry.limits(family) + (other if path == "text" and "images" in paths(family) else ())
+    other = ""
+    if path == "images":
+        other = (
+            "images come with the first forward of a sequence only; they have at most 9 x 9 tokens, videos at most 6 "
+            "frames, a prompt at most five of them"
+        )
+    elif "images" in paths(family):
+        other = "no prompt holds an image: the path with images has a run and a report of its own"
+    return registry.limits(family) + ((other,) if other else ())
 
 
 def target_from_identity(data: object) -> ReferenceTarget:

@@ -11,7 +11,7 @@ from kv_harness_fake_target import FakeSession, FakeTarget
 import properties
 from harness.campaign import run_campaign
 from harness.execution import Execution, execute
-from harness.findings import Verdict
+from harness.findings import FindingError, Verdict
 from harness.judge import judge_program
 from harness.media import Media
 from harness.operations import Chunk, Decode, Prefill, Program, Rollback, TrimFront
@@ -20,7 +20,7 @@ from harness.recording import record
 from harness.reduction import reduce_finding
 from harness.replay import replay
 from harness.tally import Tally
-from harness.target import ImageFormat
+from harness.target import ImageFormat, PositionCall
 from harness.trace import TraceError
 
 FORMAT = ImageFormat(image_token=3, video_token=7, merge=2, patch_pixels=5, frames_apart=True)
@@ -63,6 +63,34 @@ def test_a_target_without_images_says_so() -> None:
     trace = record(execute(TARGET, Program((PROMPT,))), None, {})
     with pytest.raises(TraceError, match=r"its program has images, but fake/fake.* takes none"):
         replay(trace, FakeTarget(), properties.ALL)
+
+
+def test_a_trace_with_absurd_images_is_refused() -> None:
+    trace = record(execute(TARGET, Program((PROMPT,))), None, {})
+    absurd = dataclasses.replace(trace, program=Program((Prefill(1, media=(Media(0, 24, 24),)),)))
+    with pytest.raises(TraceError, match=r"Prefill\(1, image 24x24@0\): its images have 11,520 numbers and 2,304"):
+        replay(absurd, TARGET, properties.ALL)
+
+
+def test_one_position_for_a_whole_chunk_is_no_table() -> None:
+    """Angles of one token broadcast over all of them without a word."""
+
+    class OnePosition(FakeTarget):
+        def open(self, owners: Any) -> Any:
+            session = super().open(owners)
+            forward = session.forward
+
+            def first_alone(sequence: int, tokens: Any, prompt: Any = None) -> Any:
+                seen = forward(sequence, tokens, prompt)
+                calls = tuple(PositionCall("mrope", call.positions[..., :1]) for call in seen.positions)
+                return dataclasses.replace(seen, positions=calls)
+
+            session.forward = first_alone  # type: ignore[method-assign]
+            return session
+
+    with pytest.raises(FindingError, match="mrope call 0: token 1 of the chunk stands at position 1, it was given 0"):
+        judge_program(OnePosition(), Program((Prefill(2),)), [properties.BY_ID["positions_are_absolute"]])
+    judge_program(OnePosition(), Program((Prefill(1), Decode(2))), properties.ALL)
 
 
 def test_a_campaign_draws_images_where_they_are_taken_and_only_there() -> None:

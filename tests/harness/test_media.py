@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -71,6 +72,17 @@ def test_images_follow_one_another_with_a_token_between() -> None:
         check_media([Media(2 * n, 1, 1) for n in range(MAX_MEDIA + 1)], MAX_TOKENS)
     with pytest.raises(MediaError, match=f"at most {MAX_MEDIA}"):
         media_from_json([{}] * (MAX_MEDIA + 1))
+
+
+def test_images_that_need_absurd_memory_are_refused_before_anything_is_made() -> None:
+    wide = dataclasses.replace(FORMAT, merge=8, patch_pixels=1 << 14)
+    with pytest.raises(MediaError, match=r"2,123,366,400 numbers and 129,600 patches in the largest"):
+        prompt_input(0, (Media(0, 45, 45),), 1, 64, wide)
+    with pytest.raises(MediaError, match="2,304 patches in the largest; at most 4,194,304 and 2,048"):
+        prompt_input(0, (Media(0, 24, 24),), 1, 64, FORMAT)  # every patch would see every other one
+    many = tuple(Prefill(1, index, media=(Media(0, 40, 45),)) for index in range(5))
+    with pytest.raises(OperationError, match="processes at most 8192 tokens, this one 9005"):
+        Program(many, ("pool",) * 5)
 
 
 def test_only_the_first_forward_of_a_sequence_reads_images() -> None:
@@ -160,7 +172,7 @@ def test_pixels_are_the_same_everywhere_and_differ_between_images() -> None:
     assert [round(float(value), 6) for value in first[0]] == PINNED
     assert np.array_equal(first, pixels(0, Media(1, 1, 1)))
     assert not np.array_equal(first, pixels(0, Media(2, 1, 1))) and not np.array_equal(first, pixels(1, Media(1, 1, 1)))
-    many = pixels(0, Media(0, 40, 40))
+    many = pixels(0, Media(0, 20, 20))
     assert abs(many.mean()) < 0.02 and abs(many.std() - 3**-0.5) < 0.02
 
 
