@@ -35,9 +35,8 @@ ATTEMPTS = 400  # programs tried at most; a shrunk program rarely needs fifty
 def reduce_finding(target: Target, finding: Finding, properties: tuple[Property, ...]) -> tuple[Finding, bool]:
     """The smallest program found that breaks the same property, and whether it does so in a target made new.
 
-    What was found with an image is shown with one, be it the smallest: that it needs none would be a finding of the
-    text path.  A finding that does not come back depends on something outside the program (state that an earlier
-    session left behind): a replay cannot judge it, and False says so.
+    A finding that does not come back depends on something outside the program (state that an earlier session left
+    behind): a replay cannot judge it, and False says so.
     """
     prop = tuple(p for p in properties if p.id == finding.property_id)
 
@@ -58,7 +57,7 @@ def reduce_finding(target: Target, finding: Finding, properties: tuple[Property,
         progress = False
         for drawn in _candidates(target, best.program):
             candidate = _normal(drawn)
-            if _size(candidate) >= _size(best.program) or candidate.has_media < best.program.has_media:
+            if _size(candidate) >= _size(best.program):
                 continue
             attempts += 1
             smaller = fails(candidate)
