@@ -142,7 +142,7 @@ def _control(result: CampaignResult, control: CampaignResult, path: str) -> dict
     caught = planted_bug(result, control)
     shown = caught or next(iter(control.found), None)
     return {
-        "policy": PLANTED_POLICY if path == "text" else f"{PLANTED_POLICY}, behind images only",
+        "policy": PLANTED_POLICY if path == "text" else f"{PLANTED_POLICY}-behind-images",
         "property": None if shown is None else shown.finding.property_id,
         "caught": caught is not None,
         "verdict": control.verdict.value,
