@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from harness.operations import EnforceMaxKvSize, Owner
+from harness.oracle import Expected, History
 from harness.probe import PositionHook, Probe
 from harness.target import (
     CacheLengths,
@@ -24,11 +25,12 @@ from harness.target import (
     RemovalObservation,
     TargetIdentity,
 )
+from harness.targets.witnesses import Witnesses, images_of
 from reference_models import registry, rope
 from reference_models.drawn import drawn_variants, read_variant, variant_to_json
 from reference_models.engine import CachePool, KVCache, MaskPolicy, enforce_max_kv_size
 from reference_models.hf import ConfigError
-from reference_models.prompt import Images, Prompt
+from reference_models.prompt import Prompt
 from reference_models.registry import FAMILIES, UnknownFamily, Variant, variants
 
 KIND = "reference"
@@ -54,6 +56,11 @@ def _model(variant: Variant, seed: int) -> Any:
     return variant.build(seed)
 
 
+@functools.lru_cache(maxsize=64)
+def _witnesses(variant: Variant, seed: int) -> Witnesses:
+    return Witnesses(variant, _model(variant, seed))
+
+
 @functools.lru_cache(maxsize=1)
 def _probe() -> Probe:
     return Probe(HOOKS)
@@ -76,7 +83,7 @@ class ReferenceSession:
         logits, error = None, None
         if prompt is not None:  # outside the probe: the attention of a vision tower is not that of the cache
             try:
-                self._prompts[sequence] = self._model.read(mx.array([prompt.tokens], mx.int32), _images(prompt))
+                self._prompts[sequence] = self._model.read(mx.array([prompt.tokens], mx.int32), images_of(prompt))
             except Exception as failure:  # as below
                 return ForwardObservation(tuple(tokens), None, error=f"{type(failure).__name__}: {failure}")
         read = {} if (kept := self._prompts[sequence]) is None else {"prompt": kept}
@@ -198,23 +205,16 @@ class ReferenceTarget:
 
     def renew(self) -> None:
         _model.cache_clear()
+        _witnesses.cache_clear()
 
     def counterpart(self) -> ReferenceTarget:
         return dataclasses.replace(self, policy="offset" if self.policy == "live" else "live")
 
+    def witness(self, history: History) -> Expected:
+        return _witnesses(self.variant, self.weights_seed).float64(history, self.storage)
 
-def _images(prompt: PromptInput) -> Images:
-    """The same with arrays of MLX."""
-    pixels, grids, frames, videos = (
-        None if array is None else mx.array(array)
-        for array in (
-            prompt.pixel_values,
-            prompt.image_grid_thw,
-            prompt.pixel_values_videos,
-            prompt.video_grid_thw,
-        )
-    )
-    return Images(pixels, grids, frames, videos)
+    def cache_free(self, history: History) -> Expected:
+        return _witnesses(self.variant, self.weights_seed).cache_free(history, self.storage)
 
 
 def _numbers(array: mx.array | None) -> np.ndarray[Any, Any]:
