@@ -116,9 +116,22 @@ class ProgramMachine(RuleBasedStateMachine):
 class ImageMachine(ProgramMachine):
     """The same, and the first prompt always holds images."""
 
-    @initialize(owners=draw.owner_layouts, first=draw.image_prefills(), warm=draw.warm, second=draw.prefills(1))
-    def begin(self, owners: tuple[Owner, ...], first: Prefill, warm: bool, second: Prefill) -> None:
+    @initialize(
+        owners=draw.owner_layouts,
+        first=draw.image_prefills(),
+        warm=draw.warm,
+        second=draw.prefills(1),
+        early=draw.early_trims,
+        tokens=draw.chunk_sizes,
+    )
+    def begin(
+        self, owners: tuple[Owner, ...], first: Prefill, warm: bool, second: Prefill, early: int, tokens: int
+    ) -> None:
+        """``early``: a bound is met before the prompt is read to its end, and the next chunk brings more of it."""
         self._begin(owners, first, second if warm else None)
+        if early and self._ledger(0).offset < len(self._ledger(0).prompt):
+            self._apply(TrimFront(early))
+            self._apply(Chunk(tokens))
 
     @rule(sequence=draw.sequences, where=draw.image_positions, tokens=draw.chunk_sizes)
     def roll_back_into_an_image(self, sequence: int, where: int, tokens: int) -> None:

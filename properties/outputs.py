@@ -65,7 +65,8 @@ class _OutputsEqual(Property):
     def _message(
         self, step: Step, which: int, forward: ForwardStep, token: int, gaps: Any, limit: Any, expected: Any
     ) -> str:
-        append, entry = forward.append, int(np.nanargmax(gaps[token])) if np.isfinite(gaps[token]).any() else 0
+        append = forward.append
+        entry = int(np.where(np.isnan(gaps[token]), np.inf, gaps[token]).argmax())
         assert forward.seen.logits is not None
         return (
             f"{step.operation.text()}, forward {which}: the logits of the token at position "
