@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reference_models.witness import mistral4, nemotron_nas, qwen
-from reference_models.witness.parts import Array, Weights, rms_norm
+from reference_models.witness.parts import Array, Weights, product, rms_norm
 from reference_models.witness.rows import Gaps, Rows
 from reference_models.witness.sequence import Sequence
 
@@ -51,7 +51,7 @@ def forward(family: str, config: Any, weights: Weights, given: Sequence, storage
     x = _FAMILIES[family](config, weights, given, Rows(storage, gaps), gaps)
     x = rms_norm(x, weights["model.norm.weight"], config.rms_norm_eps)
     head = "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
-    return Testimony(x @ weights[f"{head}.weight"].T, gaps)
+    return Testimony(product(x, weights[f"{head}.weight"]), gaps)
 
 
 def _replaced(attention: Any) -> bool:

@@ -20,6 +20,9 @@ Weights = Mapping[str, Array]
 #: Queries that attend at once, over the keys that one of them sees: a program may have processed a thousand tokens, of
 #: which a bounded cache showed few at a time.
 BLOCK = 64
+#: Multiplications from which OpenBLAS wakes its threads. On busy cores (several test workers) they wait for each other
+#: far longer than they work: 0.2 s for 24 tokens where one thread takes 1 ms.
+THREADED = 1 << 18
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
@@ -27,9 +30,17 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     return np.asarray(x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * weight)
 
 
+def product(x: Array, matrix: Array) -> Array:
+    """``x M^T``, ``[S, in]`` by ``[out, in]``; of tiny models in blocks of rows that one thread does."""
+    rows = THREADED // matrix.size
+    if len(x) <= rows or rows < 2:
+        return np.asarray(x @ matrix.T)
+    return np.concatenate([x[first : first + rows] @ matrix.T for first in range(0, len(x), rows)])
+
+
 def linear(x: Array, weights: Weights, name: str) -> Array:
     """``x W^T``, plus the bias where there is one."""
-    out: Array = x @ weights[f"{name}.weight"].T
+    out = product(x, weights[f"{name}.weight"])
     bias = weights.get(f"{name}.bias")
     return out if bias is None else out + bias
 
@@ -76,7 +87,7 @@ def experts(x: Array, weights: Weights, name: str, rule: Routing) -> tuple[Array
     Softmax over all experts; the best ``top_k``, those of the best groups where there are groups, summed by their
     scores (renormalised to sum 1, or not) times ``scale``.
     """
-    logits = x @ weights[f"{name}.gate.weight"].T
+    logits = product(x, weights[f"{name}.gate.weight"])
     scores = np.exp(logits - logits.max(axis=-1, keepdims=True))
     scores /= scores.sum(axis=-1, keepdims=True)
     taken, gaps = rule.choose(scores)
@@ -89,7 +100,8 @@ def experts(x: Array, weights: Weights, name: str, rule: Routing) -> tuple[Array
         here = np.flatnonzero(taken[:, expert])
         gate, up, down = (matrix[expert] for matrix in stacked)
         rows = x[here]
-        out[here] += (silu(rows @ gate.T) * (rows @ up.T)) @ down.T * (share[here, expert, None] * rule.scale)
+        grown = product(silu(product(rows, gate)) * product(rows, up), down)
+        out[here] += grown * (share[here, expert, None] * rule.scale)
     if f"{name}.shared_experts.gate_proj.weight" in weights:
         out += swiglu(x, weights, f"{name}.shared_experts")
     return out, gaps
