@@ -41,3 +41,42 @@ def compare_bytes(left: Array, right: Array) -> Difference:
         gap = np.abs(left.astype(np.float64) - right.astype(np.float64))
     gap = np.where((a == b).all(-1), 0.0, gap)  # inf facing the same inf would be nan and hide the rest
     return Difference(False, float(gap.max()), index, float(left[index]), float(right[index]))
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far the logits of two right ways to compute may lie apart, in standard deviations of the logits.
+
+    ``logits``: of any token; ``position``: more for each position, since the angles of RoPE are rounded relative to
+    their size. ``choice``: two softmax scores of experts that are nearer than this may be ranked either way.
+    ``rounding``: a row of an Int8 cache that is nearer than this (in steps) to being stored as other numbers may be;
+    ``rounded``: what such a token may differ by, and so may the scores of its experts.
+    """
+
+    logits: float
+    position: float
+    choice: float
+    rounding: float
+    rounded: float
+
+
+TOLERANCES = {
+    "float32": Tolerance(logits=5e-5, position=5e-8, choice=2e-5, rounding=3e-4, rounded=5e-2),
+}
+"""By the dtype in which the target computes. tests/bench/witness.py measures what right models need."""
+
+
+def allowed(
+    dtype: str, positions: Array, choice_gap: Array | None = None, rounding_gap: Array | None = None
+) -> tuple[Array, Array]:
+    """Of each token [S]: the difference allowed (infinite where experts nearly tie: nothing can be said), and whether
+    the strict tolerance judges it. Raises ValueError for a dtype without a tolerance."""
+    if dtype not in TOLERANCES:
+        raise ValueError(f"no tolerance is known for {dtype}: only for {', '.join(TOLERANCES)}")
+    rule = TOLERANCES[dtype]
+    limit = rule.logits + rule.position * positions
+    may_round = np.zeros(len(positions), bool) if rounding_gap is None else rounding_gap < rule.rounding
+    limit = np.where(may_round, rule.rounded, limit)
+    if choice_gap is not None:
+        limit = np.where(choice_gap < np.where(may_round, rule.rounded, rule.choice), np.inf, limit)
+    return limit, ~may_round & np.isfinite(limit)

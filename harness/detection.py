@@ -144,4 +144,4 @@ def summarise(hunts: Sequence[Hunt]) -> Summary:
 
 
 def _shows(fault: Fault, target: reference.ReferenceTarget) -> bool:
-    return (any(target.windows) or not fault.windowed) and (target.turns_by_mrope or not fault.mrope)
+    return fault.shown_on(target) and (any(target.windows) or not fault.windowed)

@@ -27,10 +27,13 @@ from harness.target import CacheLengths, CacheRows, ForwardObservation, PromptIn
 
 @dataclass(frozen=True)
 class ForwardStep:
-    """One forward within a step: what the ledger says was appended and what the target did."""
+    """One forward within a step: what the ledger says was appended and what the target did. ``read``: how many of its
+    tokens, the first ones, belong to the ``prompt`` with images that was given before."""
 
     append: Append
     seen: ForwardObservation
+    prompt: PromptInput | None = None
+    read: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ class Execution:
         self.ledgers = [SequenceLedger(owner) for owner in owners]
         self.steps: list[Step] = []
         self._processed = [0] * len(owners)
+        self._inputs: list[PromptInput | None] = [None] * len(owners)  # whose first tokens _prompts are
         self._prompts: list[tuple[int, ...]] = [()] * len(owners)  # tokens of the prompts with images, from position 0
         self._session = target.open(owners)
 
@@ -137,7 +141,7 @@ class Execution:
             raise ValueError(f"{operation.text()} has images, but is not the first forward of its sequence")
         prompt = prompt_input(operation.sequence, operation.media, operation.tokens, self.target.vocab_size, images)
         ledger.prompt = places(operation.media, images.frames_apart, len(prompt.tokens))
-        self._prompts[operation.sequence] = prompt.tokens
+        self._prompts[operation.sequence], self._inputs[operation.sequence] = prompt.tokens, prompt
         return self._forward(operation.sequence, operation.tokens, prompt)
 
     def _forward(self, sequence: int, count: int, prompt: PromptInput | None = None) -> ForwardStep:
@@ -146,9 +150,10 @@ class Execution:
         left = self._prompts[sequence][ledger.offset : ledger.offset + count]
         number = self._processed[sequence] + len(left)
         text = token_ids(sequence, count - len(left), number, self.target.vocab_size, self.target.images)
-        append = ledger.append(count)
+        append = ledger.append(count, sum(self._processed))
         self._processed[sequence] += count
-        return ForwardStep(append, self._session.forward(sequence, (*left, *text), prompt))
+        seen = self._session.forward(sequence, (*left, *text), prompt)
+        return ForwardStep(append, seen, self._inputs[sequence] if left else None, len(left))
 
     def _decode(self, operation: Decode) -> Iterator[ForwardStep]:
         for _ in range(operation.times):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -11,7 +12,9 @@ from typing import ClassVar
 from harness.execution import Execution, ForwardStep, Step, execute
 from harness.findings import Violation
 from harness.operations import Operation, Program
+from harness.oracle import Expected, History
 from harness.target import AttentionCall, Capability
+from harness.witnessing import history
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Evidence:
 
     def __init__(self, run: Execution) -> None:
         self.run = run
+        self.witness_seconds: dict[str, float] = {}  # what each of the two witnesses took
 
     @cached_property
     def repeat(self) -> Execution:
@@ -61,6 +65,32 @@ class Evidence:
             return None
         operations: tuple[Operation, ...] = tuple(self.run.steps[i].operation for i in self.untrimmed)
         return execute(other, Program(operations, self.run.owners), tell=False)
+
+    @cached_property
+    def history(self) -> History | None:
+        """All tokens that the run processed, as one forward; None if there are none."""
+        return history(self.run)
+
+    @cached_property
+    def witness(self) -> Expected | None:
+        """What the target's independent witness expects; None without one, or without a token."""
+        return self._ask(Capability.WITNESS, "witness", self.run.target.witness)
+
+    @cached_property
+    def cache_free(self) -> Expected | str | None:
+        """What the target's model gives without a cache, or the error that it raised; None as above."""
+        try:
+            return self._ask(Capability.CACHE_FREE, "cache_free", self.run.target.cache_free)
+        except Exception as failure:  # as in a session: what a model raises is an observation
+            return f"{type(failure).__name__}: {failure}"
+
+    def _ask(self, needed: Capability, name: str, whom: Callable[[History], Expected]) -> Expected | None:
+        if self.history is None or needed not in self.run.target.capabilities:
+            return None
+        started = time.perf_counter()
+        expected = whom(self.history)
+        self.witness_seconds[name] = time.perf_counter() - started
+        return expected
 
     @property
     def executions(self) -> tuple[Execution, ...]:

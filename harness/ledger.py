@@ -33,20 +33,25 @@ class SequenceState:
 @dataclass(frozen=True)
 class Append:
     """What one forward saw: the positions held before it, the positions of its own tokens, and their M-RoPE ids (three
-    times the position, as long as the sequence has no image)."""
+    times the position, as long as the sequence has no image). ``numbers``: of its tokens, counted over all that the
+    program processes; ``held_numbers``: of those held, in slot order. After a rollback a position comes a second time,
+    a number never does."""
 
     held: tuple[int, ...]
     positions: range
     places: tuple[Place, ...]
+    held_numbers: tuple[int, ...]
+    numbers: range
 
 
 @dataclass
 class SequenceLedger:
     """One sequence. ``owner`` decides whether the scheduler can trim it at all; ``prompt``: the M-RoPE ids of the
-    positions from 0 on that were read with images."""
+    positions from 0 on that were read with images; ``numbers``: see ``Append``, as many as are held."""
 
     owner: Owner = "pool"
     held: list[int] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
     offset: int = 0
     trimmed: bool = False
     removed: bool = False
@@ -63,14 +68,16 @@ class SequenceLedger:
     def state(self) -> SequenceState:
         return SequenceState(self.offset, self.live_start, self.live_len, self.trimmed, self.removed)
 
-    def append(self, tokens: int) -> Append:
-        """``tokens`` new tokens at the absolute positions [offset, offset + tokens)."""
+    def append(self, tokens: int, number: int = 0) -> Append:
+        """``tokens`` new tokens at the absolute positions [offset, offset + tokens), numbered from ``number`` on."""
         positions = range(self.offset, self.offset + tokens)
         read = self.prompt[self.offset : self.offset + tokens]
         delta = max(map(max, self.prompt)) + 1 - len(self.prompt) if self.prompt else 0  # what images save, behind them
         behind = ((position + delta,) * 3 for position in positions[len(read) :])
-        seen = Append(tuple(self.held), positions, (*read, *behind))
+        numbers = range(number, number + tokens)
+        seen = Append(tuple(self.held), positions, (*read, *behind), tuple(self.numbers), numbers)
         self.held.extend(positions)
+        self.numbers.extend(numbers)
         self.offset += tokens
         return seen
 
@@ -80,7 +87,7 @@ class SequenceLedger:
             return 0
         n = min(max(n, 0), len(self.held))
         keep = min(max(keep, 0), len(self.held) - n)
-        del self.held[keep : keep + n]
+        del self.held[keep : keep + n], self.numbers[keep : keep + n]
         if n:
             self.trimmed = self.removed = True
         return n
@@ -91,7 +98,7 @@ class SequenceLedger:
             return 0
         n = min(max(n, 0), len(self.held))
         if n:
-            del self.held[len(self.held) - n :]
+            del self.held[-n:], self.numbers[-n:]
             self.offset -= n
             self.removed = True
             del self.prompt[self.offset :]  # other tokens will follow, as if it had ended here

@@ -114,13 +114,33 @@ class ImageMachine(ProgramMachine):
     """The same, and one of the prompts always holds images; beside it there may be text, before it or behind."""
 
     @initialize(
-        owners=draw.owner_layouts, first=draw.image_prefills(), warm=draw.warm, second=draw.prefills(1), turn=draw.turns
+        owners=draw.owner_layouts,
+        first=draw.image_prefills(),
+        warm=draw.warm,
+        second=draw.prefills(1),
+        turn=draw.turns,
+        early=draw.early_trims,
+        tokens=draw.chunk_sizes,
     )
-    def begin(self, owners: tuple[Owner, ...], first: Prefill, warm: bool, second: Prefill, turn: bool) -> None:
+    def begin(
+        self,
+        owners: tuple[Owner, ...],
+        first: Prefill,
+        warm: bool,
+        second: Prefill,
+        turn: bool,
+        early: int,
+        tokens: int,
+    ) -> None:
+        """``turn``: the second sequence gets its prompt first. ``early``: a bound is met before the first prompt is
+        read to its end, and the next chunk brings more of it."""
         prompts = (first, second) if warm and len(owners) > 1 else (first,)
         self.judge = Judge(self.target, owners, self.properties, self.listener, self.muted)
         for prompt in reversed(prompts) if turn else prompts:
             self._apply(prompt)
+        if early and self._ledger(0).offset < len(self._ledger(0).prompt):
+            self._apply(TrimFront(early))
+            self._apply(Chunk(tokens))
 
     @rule(sequence=draw.sequences, where=draw.image_positions, tokens=draw.chunk_sizes)
     def roll_back_into_an_image(self, sequence: int, where: int, tokens: int) -> None:

@@ -7,11 +7,13 @@ layer with a sliding window of w, if also i - j < w.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from harness.ledger import Append
+from harness.target import PromptInput
 
 
 def key_positions(append: Append) -> np.ndarray[Any, Any]:
@@ -29,3 +31,44 @@ def visible_set(append: Append, window: int | None = None) -> np.ndarray[Any, An
     behind: np.ndarray[Any, Any] = np.asarray(append.positions, np.int64)[:, None] - key_positions(append)[None, :]
     visible: np.ndarray[Any, Any] = behind >= 0
     return visible if window is None else visible & (behind < window)
+
+
+@dataclass(frozen=True, eq=False)
+class History:
+    """Every token that a program ever processed, of all its sequences, in order: the input of one forward without any
+    cache. Tokens that were trimmed or rolled back stay in it; whoever came later does not see them.
+
+    ``tokens``, ``positions`` (absolute): [S]; ``places``: M-RoPE ids [3, S]; ``visible``: bool [S, S], may row i see
+    column j on a layer without a window? ``prompts``: those with images; ``prompt_of`` [S]: the index of the one that a
+    token belongs to (it stands there at its position), -1 for text behind or without one.
+    """
+
+    tokens: np.ndarray[Any, Any]
+    positions: np.ndarray[Any, Any]
+    places: np.ndarray[Any, Any]
+    visible: np.ndarray[Any, Any]
+    prompts: tuple[PromptInput, ...]
+    prompt_of: np.ndarray[Any, Any]
+
+    def shown(self, window: int | None) -> np.ndarray[Any, Any]:
+        """``visible`` on a layer with this window (of positions, the token's own included)."""
+        if window is None:
+            return self.visible
+        seen: np.ndarray[Any, Any] = self.visible & (self.positions[:, None] - self.positions[None] < window)
+        return seen
+
+
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """What the logits [S, vocab] of a History should be. ``dtype``: what the target computes in.
+
+    Two things may go either way by rounding alone. ``choice_gap`` [S]: how near the nearest choice of experts was, in
+    softmax scores, among all that the token rests on (its own, and those of the tokens that it sees, layer by layer);
+    ``rounding_gap`` [S]: the same for the rounding of an Int8 cache, in steps. None: not known, or there is no
+    such thing.
+    """
+
+    logits: np.ndarray[Any, Any]
+    choice_gap: np.ndarray[Any, Any] | None = None
+    rounding_gap: np.ndarray[Any, Any] | None = None
+    dtype: str = "float32"

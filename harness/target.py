@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from harness.operations import EnforceMaxKvSize, Owner
+
+if TYPE_CHECKING:
+    from harness.oracle import Expected, History
 
 MaskKind = Literal["none", "causal", "bool", "additive"]
 AttentionKind = Literal["fast", "softmax", "quantised"]
@@ -35,6 +38,8 @@ class Capability(StrEnum):
     ROWS = "cached rows are told"
     COUNTERPART = "the same weights under the other mask policy"
     IMAGES = "prompts with images"
+    WITNESS = "an independent witness of its family"
+    CACHE_FREE = "one forward without a cache"
 
 
 @dataclass(frozen=True)
@@ -268,4 +273,13 @@ class Target(Protocol):
 
     def counterpart(self) -> Target | None:
         """The same weights under the other mask policy; None if there is no such thing."""
+        ...
+
+    def witness(self, history: History) -> Expected:
+        """The same weights in code that shares nothing with the target's; asked with the capability WITNESS only."""
+        ...
+
+    def cache_free(self, history: History) -> Expected:
+        """The target's own model, called once, without a cache and with the masks given; asked with the capability
+        CACHE_FREE only. What it raises is a finding."""
         ...

@@ -7,6 +7,7 @@ from harness.judging import Property
 from properties.completion import EveryForwardGivesFiniteLogits, EveryOperationCompletes
 from properties.lengths import KeysEqualLedgerLiveLength, TrimReportsWhatItRemoved
 from properties.masks import MaskKeyAxisEqualsLiveKeys, MaskShowsExactlyTheVisibleSet
+from properties.outputs import OutputsEqualTheCacheFreeForward, OutputsEqualTheWitness
 from properties.positions import PositionsAreAbsolute
 from properties.reproducibility import SameProgramSameBytes, UntrimmedOutputsAreByteIdentical
 from properties.rows import CachedRowsStayWhatTheyWere
@@ -22,6 +23,8 @@ ALL: tuple[Property, ...] = (
     EveryForwardGivesFiniteLogits(),
     SameProgramSameBytes(),
     UntrimmedOutputsAreByteIdentical(),
+    OutputsEqualTheCacheFreeForward(),
+    OutputsEqualTheWitness(),
 )
 
 BY_ID: dict[str, Property] = {prop.id: prop for prop in ALL}

@@ -143,7 +143,7 @@ class LatentAttention(nn.Module):
             return self.q_proj(x)
         return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
 
-    def _rotate(self, x: mx.array, offset: int, freqs: mx.array) -> mx.array:
+    def _rotate(self, x: mx.array, offset: int | mx.array, freqs: mx.array) -> mx.array:
         rotated = rope.rotate(x, offset, freqs, self.config.rope_interleave)
         return rotated if self.rope_factor == 1.0 else rotated * self.rope_factor
 
@@ -216,17 +216,22 @@ class Model(nn.Module):
         """Empty caches, one per attention layer."""
         return [KVCache(storage) for _ in self.attention_layers]
 
-    def __call__(self, tokens: mx.array, caches: Sequence[KVCache], mask_policy: masks.MaskPolicy = "live") -> mx.array:
+    def __call__(
+        self,
+        tokens: mx.array,
+        caches: Sequence[KVCache],
+        mask_policy: masks.MaskPolicy | masks.GivenMasks = "live",
+    ) -> mx.array:
         layers.check_inputs(tokens, caches, self.attention_layers)
         offset, length = caches[0].offset, tokens.shape[1]
         parameters = self.config.rope_parameters
         query_scale = rope.absolute_query_scale(
-            mx.arange(offset, offset + length),
+            rope.positions_from(offset, length),
             parameters.llama_4_scaling_beta,
             parameters.original_max_position_embeddings,
         )
         positions = Positions(self._freqs, query_scale[:, None])
-        mask = masks.chunk_mask(length, caches[0], mask_policy)
+        mask = masks.mask_for(length, caches[0], mask_policy)
         x = self.model.embed_tokens(tokens)
         for block, cache in zip(self.model.layers, caches, strict=True):
             x = block(x, positions, cache, mask)

@@ -54,7 +54,7 @@ class MRopeDecoder(nn.Module):
         self,
         tokens: mx.array,
         caches: Sequence[KVCache],
-        mask_policy: masks.MaskPolicy = "live",
+        mask_policy: masks.MaskPolicy | masks.GivenMasks = "live",
         prompt: prompts.Prompt | None = None,
     ) -> mx.array:
         """``prompt``: what was read for the first positions of the sequence; text when None, and behind its end."""
@@ -76,7 +76,7 @@ class MRopeDecoder(nn.Module):
 
         # One mask for every kind of layer, from the first cache of that kind.
         made = {
-            window: masks.chunk_mask(length, caches[self.windows.index(window)], mask_policy, window)
+            window: masks.mask_for(length, caches[self.windows.index(window)], mask_policy, window)
             for window in dict.fromkeys(self.windows)
         }
         for index, (block, cache) in enumerate(zip(self.model.layers, caches, strict=True)):

@@ -211,9 +211,14 @@ class Model(nn.Module):
         """Empty caches, one per attention layer: fewer than layers where some have none."""
         return [KVCache(storage) for _ in self.attention_layers]
 
-    def __call__(self, tokens: mx.array, caches: Sequence[KVCache], mask_policy: masks.MaskPolicy = "live") -> mx.array:
+    def __call__(
+        self,
+        tokens: mx.array,
+        caches: Sequence[KVCache],
+        mask_policy: masks.MaskPolicy | masks.GivenMasks = "live",
+    ) -> mx.array:
         layers.check_inputs(tokens, caches, self.attention_layers)
-        mask = masks.chunk_mask(tokens.shape[1], caches[0], mask_policy)
+        mask = masks.mask_for(tokens.shape[1], caches[0], mask_policy)
         x = self.model.embed_tokens(tokens)
         remaining = iter(caches)
         for block in self.model.layers:

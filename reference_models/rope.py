@@ -148,12 +148,20 @@ def yarn_softmax_factor(scaling: YarnScaling) -> float:
     return yarn_mscale(scaling.factor, scaling.mscale_all_dim) ** 2 if scaling.mscale_all_dim else 1.0
 
 
-def rotate(x: mx.array, offset: int, freqs: mx.array, interleaved: bool) -> mx.array:
-    """Rotate ``x [B, H, L, D]``; row ``j`` stands at absolute position ``offset + j``.
+def positions_from(offset: int | mx.array, length: int) -> mx.array:
+    """Absolute positions ``[L]``: from ``offset`` on, or those given."""
+    return offset if isinstance(offset, mx.array) else mx.arange(offset, offset + length)
+
+
+def rotate(x: mx.array, offset: int | mx.array, freqs: mx.array, interleaved: bool) -> mx.array:
+    """Rotate ``x [B, H, L, D]``; row ``j`` stands at absolute position ``offset + j``, or ``offset[j]`` (then B is 1).
 
     Called as the attribute ``mx.fast.rope`` so that an observer may replace it.
     """
-    return mx.fast.rope(x, x.shape[-1], traditional=interleaved, base=None, scale=1.0, offset=offset, freqs=freqs)
+    if isinstance(offset, mx.array):  # the function takes one offset per sequence: let every row be one
+        x = x.swapaxes(0, 2)
+    turned = mx.fast.rope(x, x.shape[-1], traditional=interleaved, base=None, scale=1.0, offset=offset, freqs=freqs)
+    return turned.swapaxes(0, 2) if isinstance(offset, mx.array) else turned
 
 
 def absolute_query_scale(positions: mx.array, beta: float, original_max: int) -> mx.array:

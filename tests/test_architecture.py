@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "harness.recording",
         "harness.replay",
         "harness.tally",
+        "harness.witnessing",
     ),
     ("harness.reduction",),
     ("harness.strategies", "harness.machine", "harness.profiles", "harness.campaign"),
@@ -49,11 +50,13 @@ MAY_IMPORT = {
         "harness.oracle",
         "harness.images",
         "harness.recording",
+        "harness.witnessing",
         "harness.probe",
         "harness.targets.*",
         "harness.checkpoints.*",
         "harness.commands.*",
         "properties.*",
+        "reference_models.witness.*",
     ),
     "mlx_lm": ("harness.targets.mlx_lm",),
     "mlx_vlm": ("harness.targets.mlx_vlm",),
@@ -137,7 +140,21 @@ def test_packages_stay_in_their_rooms(module: str) -> None:
 @pytest.mark.parametrize("module", sorted(name for name in MODULES if name.startswith("reference_models")))
 def test_reference_models_know_no_harness(module: str) -> None:
     tops = {name.split(".")[0] for name in _imports(module)}
-    assert not tops & {"harness", "properties", "hypothesis", "pytest", "numpy"}
+    assert not tops & {"harness", "properties", "hypothesis", "pytest"}
+
+
+WITNESS = "reference_models.witness"
+
+
+@pytest.mark.parametrize("module", sorted(name for name in MODULES if name.startswith("reference_models")))
+def test_the_witness_shares_no_code_with_what_it_judges(module: str) -> None:
+    """Nor does a model look at the witness: what they agree on, they found apart."""
+    ours = {name for name in _imports(module) if name in MODULES and name.startswith("reference_models.")}
+    if _matches(module, f"{WITNESS}.*"):
+        assert not {name for name in _imports(module) if name.split(".")[0] == "mlx"}
+        assert all(_matches(name, f"{WITNESS}.*") for name in ours)
+    else:
+        assert not any(_matches(name, f"{WITNESS}.*") for name in ours)
 
 
 @pytest.mark.parametrize("module", sorted(name for name in MODULES if name.startswith("harness")))

@@ -6,18 +6,17 @@ Thin on purpose. What is drawn, run and judged lives in ``harness`` and ``proper
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import pytest
 
 import properties
 from harness.campaign import run_campaign
-from harness.faults import FAULTS, IMAGE_FAULTS, VARIATIONS, Fault
+from harness.faults import FAULTS, IMAGE_FAULTS, OF_OUTPUTS, VARIATIONS, Fault
 from harness.findings import Verdict
 from harness.profiles import PROFILES
 from harness.reporting.coverage import WITH_IMAGES
 from harness.target import Path
-from harness.targets.reference import FAMILIES, paths, targets
+from harness.targets.reference import FAMILIES, ReferenceTarget, paths, targets
 
 SEED = 20_26
 QUICK = PROFILES["quick"]
@@ -25,6 +24,21 @@ FEW = dataclasses.replace(QUICK, programs=32)  # for four configurations
 WINDOWED = [family for family in FAMILIES if any(any(target.windows) for target in targets(family))]
 RUNS = [(family, path) for family in FAMILIES for path in paths(family)]
 WITH_VISION = [family for family, path in RUNS if path == "images"]
+OUTPUTS = {prop.id for prop in properties.ALL if prop.id.startswith("outputs_")}
+
+
+def shown_on(fault: Fault, family: str, path: Path = "text") -> list[ReferenceTarget]:
+    """The configurations of a family on which a fault can be seen at all."""
+    return [
+        target
+        for target in targets(family, path=path)
+        if fault.shown_on(target) and (any(target.windows) or not fault.windowed)
+    ]
+
+
+def families_of(fault: Fault) -> list[tuple[str, Path]]:
+    path: Path = "images" if fault in IMAGE_FAULTS else "text"
+    return [(family, path) for family in FAMILIES if shown_on(fault, family, path)]
 
 
 @pytest.mark.parametrize(("family", "path"), RUNS)
@@ -53,14 +67,11 @@ def test_the_offset_mask_is_found(family: str, path: Path) -> None:
     assert result.verdict is Verdict.FAIL
 
 
-def families_for(fault: Fault) -> Sequence[str]:
-    """The first bug of a property in every family, others in one each; ``make faults`` plants all everywhere."""
-    if fault.windowed:
-        return WINDOWED
-    if fault.mrope:
-        return WITH_VISION
+def families_for(fault: Fault) -> list[str]:
+    """The first bug of a property wherever it shows, others in one family; ``make faults`` plants all everywhere."""
+    shown = [family for family, _ in families_of(fault)]
     first = next(other for other in FAULTS if other.breaks == fault.breaks)
-    return FAMILIES if fault is first else [FAMILIES[FAULTS.index(fault) % len(FAMILIES)]]
+    return shown if fault is first else [shown[FAULTS.index(fault) % len(shown)]]
 
 
 @pytest.mark.parametrize(
@@ -70,11 +81,10 @@ def families_for(fault: Fault) -> Sequence[str]:
 def test_a_planted_bug_is_found_by_its_property(family: str, fault: Fault) -> None:
     """The property that a fault names finds it alone, without the help of the others."""
     assert fault.breaks is not None
-    shown_on = [target for target in targets(family) if any(target.windows) or not fault.windowed]
     with fault.plant():
         result = run_campaign(
             f"{family}_{fault.id}",
-            shown_on,
+            shown_on(fault, family),
             [properties.BY_ID[fault.breaks]],
             QUICK,
             SEED,
@@ -88,14 +98,20 @@ def test_some_family_has_windows() -> None:
     assert WINDOWED == ["qwen2_vl"]
 
 
-@pytest.mark.parametrize("fault", IMAGE_FAULTS, ids=lambda fault: fault.id)
-@pytest.mark.parametrize("family", WITH_VISION)
+@pytest.mark.parametrize(
+    ("family", "fault"),
+    [
+        pytest.param(family, fault, id=f"{family}-{fault.id}")
+        for fault in IMAGE_FAULTS
+        for family, _ in families_of(fault)
+    ],
+)
 def test_a_planted_bug_of_the_image_path_is_found_there(family: str, fault: Fault) -> None:
     assert fault.breaks is not None
     prop = [properties.BY_ID[fault.breaks]]
     with fault.plant():
         result = run_campaign(
-            f"{family}_{fault.id}", targets(family, path="images"), prop, QUICK, SEED, first_only=True
+            f"{family}_{fault.id}", shown_on(fault, family, "images"), prop, QUICK, SEED, first_only=True
         )
     assert [bug.finding.property_id for bug in result.found] == [fault.breaks], result.tally.coverage
     assert result.found[0].reproducible
@@ -111,6 +127,18 @@ def test_a_planted_bug_of_the_image_path_is_not_to_be_seen_on_text(fault: Fault)
     assert result.verdict is Verdict.PASS
 
 
+@pytest.mark.parametrize("fault", OF_OUTPUTS, ids=lambda fault: fault.id)
+def test_a_planted_bug_of_the_outputs_is_seen_by_nothing_else(fault: Fault) -> None:
+    """All other properties hold while the model computes something else: why the outputs are compared at all."""
+    of = families_of(fault)
+    family, path = of[OF_OUTPUTS.index(fault) % len(of)]
+    on = shown_on(fault, family, path)[:4]
+    others = [prop for prop in properties.ALL if prop.id not in OUTPUTS]
+    with fault.plant():
+        result = run_campaign(f"{family}_{fault.id}", on, others, FEW, SEED)
+    assert [bug.finding.text() for bug in result.found] == []
+
+
 def test_every_property_has_a_planted_bug() -> None:
     """The offset policy is the planted bug of the first property; every other one has a fault."""
     covered = {fault.breaks for fault in FAULTS} | {"mask_key_axis_equals_live_keys"}
@@ -120,9 +148,11 @@ def test_every_property_has_a_planted_bug() -> None:
 @pytest.mark.parametrize("variation", VARIATIONS, ids=lambda fault: fault.id)
 def test_a_harmless_variation_is_not_reported(variation: Fault) -> None:
     """Another right way to write the same mask: no finding, and no property loses its decisive steps."""
-    family = FAMILIES[VARIATIONS.index(variation) % len(FAMILIES)]
+    number = VARIATIONS.index(variation)
+    family = [family for family in FAMILIES if shown_on(variation, family)][number % len(families_of(variation))]
     with variation.plant():
         for path in paths(family):
-            result = run_campaign(f"{family}_{variation.id}", targets(family, path=path)[:4], properties.ALL, FEW, SEED)
+            on = shown_on(variation, family, path)[:4]
+            result = run_campaign(f"{family}_{variation.id}", on, properties.ALL, FEW, SEED)
             assert [bug.finding.text() for bug in result.found] == []
             assert {row.verdict for row in result.properties} == {Verdict.PASS}

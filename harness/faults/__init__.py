@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from harness.faults import reference, trims, widths, windows
-from harness.faults.images import IMAGE_FAULTS
+from harness.faults import image_outputs, images, one_path, outputs, reference, trims, widths, windows
 from harness.faults.model import Fault
-from harness.faults.reference import VARIATIONS
 
-FAULTS: tuple[Fault, ...] = reference.FAULTS + widths.FAULTS + trims.FAULTS + windows.FAULTS
+FAULTS: tuple[Fault, ...] = (
+    reference.FAULTS + widths.FAULTS + trims.FAULTS + windows.FAULTS + outputs.FAULTS + one_path.FAULTS
+)
+IMAGE_FAULTS: tuple[Fault, ...] = images.IMAGE_FAULTS + image_outputs.FAULTS
+VARIATIONS: tuple[Fault, ...] = reference.VARIATIONS + one_path.VARIATIONS
+OF_OUTPUTS: tuple[Fault, ...] = outputs.FAULTS + one_path.FAULTS + image_outputs.FAULTS
+"""Those that show in the logits alone."""
+ALL_FAULTS: tuple[Fault, ...] = FAULTS + IMAGE_FAULTS
 
 OFFSET_MASK_WITH_IMAGES = next(fault for fault in IMAGE_FAULTS if fault.id == "offset-mask-with-images-only")
 """The control of the path with images: a run that sees no image cannot find it."""
 
-ALL_FAULTS: tuple[Fault, ...] = FAULTS + IMAGE_FAULTS
-
-__all__ = ["ALL_FAULTS", "FAULTS", "IMAGE_FAULTS", "OFFSET_MASK_WITH_IMAGES", "VARIATIONS", "Fault"]
+__all__ = ["ALL_FAULTS", "FAULTS", "IMAGE_FAULTS", "OFFSET_MASK_WITH_IMAGES", "OF_OUTPUTS", "VARIATIONS", "Fault"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -13,8 +14,8 @@ class Fault:
 
     ``breaks``: id of the property that must find it; None for a harmless variation, which no property may report.
     ``source``: the public report that it is modelled on, or "" for one of our own.  ``plant()``: a context manager;
-    while it is open the reference engine has the bug.  ``windowed``: it shows only on a target with sliding windows.
-    ``mrope``: only on one with M-RoPE.
+    while it is open the reference engine has the bug.  ``windowed``: it shows only on a target with sliding windows;
+    ``shown_on(target)``: ... only on such a target.
     """
 
     id: str
@@ -23,4 +24,4 @@ class Fault:
     plant: Callable[[], AbstractContextManager[None]]
     source: str = ""
     windowed: bool = False
-    mrope: bool = False
+    shown_on: Callable[[Any], bool] = lambda target: True

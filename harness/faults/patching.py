@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 Patch = Callable[[Any], Any]
@@ -20,5 +20,18 @@ def replacing(owner: Any, name: str, make: Patch) -> Callable[[], AbstractContex
             yield
         finally:
             setattr(owner, name, original)
+
+    return plant
+
+
+def both(*plants: Callable[[], AbstractContextManager[None]]) -> Callable[[], AbstractContextManager[None]]:
+    """Several patches as one."""
+
+    @contextmanager
+    def plant() -> Iterator[None]:
+        with ExitStack() as stack:
+            for each in plants:
+                stack.enter_context(each())
+            yield
 
     return plant

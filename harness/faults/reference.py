@@ -154,7 +154,7 @@ def _rotates_at_live_length() -> Iterator[None]:
         return ids(offset - start, *rest, **named)
 
     CachePool.forward_caches = watched  # type: ignore[method-assign]
-    rope.rotate, rope.text_position_ids = rotate_live, ids_live
+    rope.rotate, rope.text_position_ids = rotate_live, ids_live  # type: ignore[assignment]
     try:
         yield
     finally:

@@ -167,7 +167,7 @@ FAULTS: tuple[Fault, ...] = (
         "behind cached keys all tokens of a chunk get the position of its first",
         _POSITIONS,
         replacing(rope, "text_position_ids", _first_alone),
-        mrope=True,
+        shown_on=lambda target: bool(target.turns_by_mrope),
     ),
     Fault(
         "rotates-a-single-token-one-behind",

@@ -1,7 +1,17 @@
 """The reference engine: KV cache, masks, pool and scheduler that the model families run on."""
 
 from .kv_cache import KVCache, Storage
-from .masks import CacheLengths, MaskPolicy, causal_mask, chunk_mask, key_axis_before, rotating_mask
+from .masks import (
+    CacheLengths,
+    GivenMasks,
+    MaskPolicy,
+    causal_mask,
+    chunk_mask,
+    key_axis_before,
+    mask_for,
+    rotating_mask,
+)
+from .no_cache import NoCache
 from .pool import CachePool, Owner, TrimReport, UnknownSequence
 from .scheduler import EnforceReport, Event, Forward, Generation, Scheduler, enforce_max_kv_size
 
@@ -12,8 +22,10 @@ __all__ = [
     "Event",
     "Forward",
     "Generation",
+    "GivenMasks",
     "KVCache",
     "MaskPolicy",
+    "NoCache",
     "Owner",
     "Scheduler",
     "Storage",
@@ -23,5 +35,6 @@ __all__ = [
     "chunk_mask",
     "enforce_max_kv_size",
     "key_axis_before",
+    "mask_for",
     "rotating_mask",
 ]

@@ -1,11 +1,16 @@
 """Boolean attention masks: rows are queries, columns are keys, True means visible."""
 
+from collections.abc import Mapping
 from typing import Literal, Protocol, get_args
 
 import mlx.core as mx
 
 MaskPolicy = Literal["live", "offset"]
 """Where a model takes the key axis from: "live" is right, "offset" is the historic bug."""
+
+
+GivenMasks = Mapping[int | None, mx.array]
+"""Masks that a forward is given instead of a policy: of every sliding window (None: of layers without one)."""
 
 
 class CacheLengths(Protocol):
@@ -111,6 +116,11 @@ def chunk_mask(l: int, cache: CacheLengths, policy: MaskPolicy = "live", window:
     if l == 1 and (window >= end or (key[0] > cache.offset - window).item()):  # the first is the oldest
         return None
     return _visible(query, key, end, window)
+
+
+def mask_for(l: int, cache: CacheLengths, given: MaskPolicy | GivenMasks, window: int | None = None) -> mx.array | None:
+    """The mask of the layers with this window: the one that was given, or ``chunk_mask`` under the policy given."""
+    return given[window] if isinstance(given, Mapping) else chunk_mask(l, cache, given, window)
 
 
 def _visible(query: mx.array, key: mx.array, end: int, window: int | None) -> mx.array:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from harness.operations import EnforceMaxKvSize, Owner
+from harness.oracle import Expected, History
 from harness.target import (
     AttentionCall,
     CacheLengths,
@@ -52,6 +53,10 @@ Bug = Literal[
     "nan logits after a trim",
     "inf logits after a trim",
     "logits of the last token only",
+    "logits without the oldest row after a trim",
+    "logits without the newest row after a rollback",
+    "logits a little off after a trim",  # by a hundredth
+    "raises without a cache",
     "rows change in a trim",
     "rows of the neighbour change in a trim",
 ]
@@ -71,6 +76,8 @@ Quirk = Literal[  # harmless, or hiding
     "a table instead of positions",
     "a table beside the positions",
     "a single number as position",
+    "experts nearly tie",  # every choice of the witness could go the other way
+    "rows nearly round to others",  # the same of an Int8 cache
 ]
 
 _NOISE = itertools.count()
@@ -115,6 +122,19 @@ class FakeTarget:
         if Capability.COUNTERPART in self.lacks:
             return None
         return replace(self, policy="offset" if self.policy == "live" else "live")
+
+    def witness(self, history: History) -> Expected:
+        behind = history.positions[:, None] - history.positions[None]
+        weight = np.where(history.visible, 1 / (1.0 + np.maximum(behind, 0)), 0)
+        logits = weight @ np.eye(self.vocab_size)[history.tokens]
+        zeros = np.zeros(len(logits))
+        choice = zeros if "experts nearly tie" in self.quirks else None
+        return Expected(logits, choice, zeros if "rows nearly round to others" in self.quirks else None)
+
+    def cache_free(self, history: History) -> Expected:
+        if "raises without a cache" in self.bugs:
+            raise RuntimeError("no way\nwithout a cache")
+        return Expected(self.witness(history).logits.astype(np.float32))
 
 
 class _Rows:
@@ -235,10 +255,15 @@ class FakeSession:
         return tuple(calls[:1] * ("encoder call" in quirks) + calls)
 
     def _logits(self, cache: _Rows, start: int, count: int, call: AttentionCall) -> np.ndarray[Any, Any]:
-        target = self._target
+        target, held = self._target, cache.rows
+        if "logits without the oldest row after a trim" in target.bugs and cache.trimmed:
+            held = held[1:]
+        if "logits without the newest row after a rollback" in target.bugs and cache.rolled_back:
+            held = [*held[: -count - 1], *held[-count:]]
         logits = np.zeros((count, target.vocab_size), np.float32)
+        logits += 0.01 * ("logits a little off after a trim" in target.bugs and cache.trimmed)
         for row in range(count):
-            for position, token in cache.rows:
+            for position, token in held:
                 if position <= start + row:
                     logits[row, token] += np.float32(1 / (1 + start + row - position))
         if "noise" in target.bugs:

@@ -1,4 +1,4 @@
-"""Comparison as bytes."""
+"""Comparison as bytes, and what logits may differ by."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from harness.comparison import bytes_of, compare_bytes
+from harness.comparison import allowed, bytes_of, compare_bytes
 
 NAN, INF = float("nan"), float("inf")
 
@@ -83,3 +83,16 @@ def test_scalars_and_empty_arrays() -> None:
     found = compare_bytes(np.array(1.0), np.array(2.5))
     assert (found.index, found.largest) == ((), 1.5)
     assert compare_bytes(np.zeros((0, 4)), np.ones((0, 4))).same_bytes
+
+
+def test_what_a_token_may_differ_by() -> None:
+    positions = np.array([0, 3000, 0, 0, 0, 0])
+    choice = np.array([1, 1, 1e-5, 1e-3, 1e-3, np.inf])
+    rounding = np.array([1, np.inf, 1, 1e-4, 1, 1e-4])
+    limit, strict = allowed("float32", positions, choice, rounding)
+    assert limit == pytest.approx([5e-5, 2e-4, INF, INF, 5e-5, 5e-2])
+    assert strict.tolist() == [True, True, False, False, True, False]
+    limit, strict = allowed("float32", positions)
+    assert limit == pytest.approx([5e-5, 2e-4, *[5e-5] * 4]) and strict.all()
+    with pytest.raises(ValueError, match="no tolerance is known for float8"):
+        allowed("float8", positions)

@@ -26,6 +26,9 @@ SAME = "same_program_same_bytes"
 UNTRIMMED = "untrimmed_outputs_are_byte_identical"
 FINITE = "every_forward_gives_finite_logits"
 ROWS = "cached_rows_stay_what_they_were"
+WITNESS = "outputs_equal_the_witness"
+CACHE_FREE = "outputs_equal_the_cache_free_forward"
+WHOLE = (SAME, UNTRIMMED, WITNESS, CACHE_FREE)  # judged when the program has ended
 
 #: Reaches everything: a chunk after a trim, sinks, a trim to zero, a rollback, a second and a model-owned sequence.
 RICH = Program(
@@ -161,6 +164,29 @@ CAUGHT = [
     (SAME, fake("noise in two logits"), 0, "the logits of the token at position 5 differ at entry 0"),
     (UNTRIMMED, fake("bias under the live policy"), 0, "largest difference 0.5"),
     (UNTRIMMED, fake("nan logits under the live policy"), 0, "nan under the live policy"),
+    *(
+        (judge_of_outputs, fake(bug), step, message)
+        for judge_of_outputs in (WITNESS, CACHE_FREE)
+        for bug, step, message in (
+            (
+                "logits without the oldest row after a trim",
+                4,
+                "Chunk(3), forward 0: the logits of the token at position 9 differ at entry",
+            ),
+            ("logits without the oldest row after a trim", 4, "5 keys held, chunk of 3)"),
+            ("logits without the newest row after a rollback", 7, "forward 0: the logits of the token at position 12"),
+            ("logits a little off after a trim", 4, "of the logits' deviation, 5e-05 allowed; 5 keys held"),
+            ("nan logits after a trim", 4, "differ at entry 3: nan from the target"),
+        )
+    ),
+    (WITNESS, fake("logits a little off after a trim"), 4, "from the float64 witness (largest difference"),
+    (CACHE_FREE, fake("logits a little off after a trim"), 4, "from the target's forward without a cache (largest"),
+    (
+        CACHE_FREE,
+        fake("logits a little off after a trim", lacks=frozenset({Capability.WITNESS})),
+        4,
+        "from the target's forward without a cache",
+    ),
 ]
 
 
@@ -171,8 +197,7 @@ def test_a_bug_that_the_property_must_catch(property_id: str, target: FakeTarget
     assert (finding.property_id, finding.violation.step) == (property_id, step)
     assert message in finding.message and "\n" not in finding.message
     assert finding.target == f"fake/fake@{target.policy}-mask"
-    whole = property_id in (SAME, UNTRIMMED)
-    assert finding.program.operations == (RICH.operations if whole else RICH.operations[: step + 1])
+    assert finding.program.operations == (RICH.operations if property_id in WHOLE else RICH.operations[: step + 1])
     first = judge(target, RICH).finding  # among all, its cause may be found under another name, but not later
     assert first is not None and first.violation.step is not None and first.violation.step <= step
 
@@ -262,6 +287,20 @@ VACUOUS = [
     (UNTRIMMED, quirky("scores for one token", mask="additive"), Program((Prefill(1), Decode(3)))),
     (UNTRIMMED, fake(), Program((Prefill(1), Decode(3)))),
     (UNTRIMMED, fake(), Program((TrimFront(1), Rollback(1)))),
+    *(
+        (judge_of_outputs, target, program)
+        for judge_of_outputs in (WITNESS, CACHE_FREE)
+        for target, program in (
+            (fake(), Program((Prefill(6), Decode(3), Prefill(2, 1)), ("pool", "pool"))),
+            (fake(), Program((Prefill(6), TrimFront(2), Rollback(2)))),  # nothing was computed behind them
+            (fake(), Program((Prefill(6), TrimFront(2), Prefill(2, 1)), ("pool", "pool"))),
+            (fake(), Program((TrimFront(1),))),
+            (fake(fails_at=2), UNTOUCHED),
+            (fake("logits of the last token only"), Program((Prefill(6), Chunk(2), TrimFront(1), Chunk(2)))),
+            (quirky("experts nearly tie"), RICH),
+            (quirky("rows nearly round to others"), RICH),
+        )
+    ),
 ]
 
 
@@ -287,6 +326,11 @@ def test_one_decisive_operation_makes_the_difference() -> None:
         (COMPLETES, Program((TrimFront(1),))),
         (SAME, Program((Prefill(1),))),
         (UNTRIMMED, Program((Prefill(2),))),
+        *(
+            (judge_of_outputs, Program((Prefill(6), *operations)))
+            for judge_of_outputs in (WITNESS, CACHE_FREE)
+            for operations in ((Chunk(2),), (TrimFront(1), Decode(1)), (Rollback(1), Decode(1)))
+        ),
     ]
     one = Program((Prefill(1),))
     with_mask, last = quirky("mask for one token"), quirky("queries of the last token only")
@@ -311,6 +355,11 @@ def test_what_cannot_decide_is_judged_all_the_same_and_what_cannot_be_judged_is_
         (POSITIONS, quirky("a table instead of positions"), 0),
         (POSITIONS, quirky("a single number as position"), 0),
         (FINITE, fake(), forwards),
+        (WITNESS, fake(), forwards),
+        (CACHE_FREE, fake(), forwards),
+        (WITNESS, quirky("rows nearly round to others"), forwards),  # with a wide tolerance
+        (WITNESS, quirky("experts nearly tie"), 0),
+        (WITNESS, fake(fails_at=4), 3),
     ):
         assert judge(target, RICH, property_id).looked(property_id) == looked
 
@@ -318,6 +367,30 @@ def test_what_cannot_decide_is_judged_all_the_same_and_what_cannot_be_judged_is_
 def test_rows_that_do_not_match_the_positions_are_left_to_the_lengths() -> None:
     outcome = judge(fake("neighbour trimmed too"), RICH, ROWS)
     assert outcome.finding is None and outcome.decisive(ROWS) > 0
+
+
+def test_a_forward_without_a_cache_that_raises_is_a_finding() -> None:
+    finding = judge(fake("raises without a cache"), RICH, CACHE_FREE).finding
+    assert finding is not None and finding.violation.step is None
+    assert finding.message == ("the target's forward without a cache raised RuntimeError: no way without a cache")
+
+
+def test_a_near_tie_excuses_only_what_rounding_can_do() -> None:
+    """Rows of an Int8 cache that may round either way allow for a little; nothing is said where experts nearly tie;
+    and neither excuses what is no number."""
+    little, much = "logits a little off after a trim", "logits without the oldest row after a trim"
+    rounding, tie = frozenset({"rows nearly round to others"}), frozenset({"experts nearly tie"})
+    for property_id in (WITNESS, CACHE_FREE):
+        for bug, quirks, found in (
+            (little, rounding, False),
+            (much, rounding, True),
+            (much, tie, False),
+            ("nan logits after a trim", tie, True),
+        ):
+            finding = judge(fake(bug, quirks=quirks), RICH, property_id).finding
+            assert (finding is not None) is found, (property_id, bug, quirks)
+        finding = judge(fake(much, quirks=rounding), RICH, property_id).finding
+        assert finding is not None and "0.05 allowed" in finding.message
 
 
 def test_a_missing_capability_keeps_a_property_from_judging() -> None:

@@ -1,0 +1,105 @@
+"""A session of the reference target: one pool on one model, and the probe that watches its forwards."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from harness.operations import EnforceMaxKvSize, Owner
+from harness.probe import PositionHook, Probe
+from harness.target import CacheLengths, CacheRows, ForwardObservation, PromptInput, RemovalObservation
+from harness.targets.witnesses import images_of
+from reference_models import rope
+from reference_models.engine import CachePool, KVCache, MaskPolicy, enforce_max_kv_size
+from reference_models.prompt import Prompt
+
+#: Where our models hand out absolute positions other than through ``mx.fast.rope``.
+HOOKS = (
+    PositionHook(rope, "mrope_angles", "mrope", lambda position_ids, *_, **__: position_ids),
+    PositionHook(rope, "absolute_query_scale", "query_scale", lambda positions, *_, **__: positions),
+)
+
+
+@functools.lru_cache(maxsize=1)
+def _probe() -> Probe:
+    return Probe(HOOKS)
+
+
+class ReferenceSession:
+    """One CachePool with the caches of every sequence (as ``make_caches`` makes them), and their prompts."""
+
+    def __init__(
+        self, model: Any, policy: MaskPolicy, make_caches: Callable[[], list[KVCache]], owners: tuple[Owner, ...]
+    ) -> None:
+        self._model = model
+        self._policy = policy
+        self._probe = _probe()
+        self._pool = CachePool()
+        self._ids = [self._pool.open(make_caches(), owner) for owner in owners]
+        self._prompts: list[Prompt | None] = [None] * len(owners)
+
+    def forward(self, sequence: int, tokens: Sequence[int], prompt: PromptInput | None = None) -> ForwardObservation:
+        caches = self._pool.forward_caches(self._ids[sequence])
+        ids = mx.array([list(tokens)], dtype=mx.int32)
+        logits, error = None, None
+        if prompt is not None:  # outside the probe: the attention of a vision tower is not that of the cache
+            try:
+                self._prompts[sequence] = self._model.read(mx.array([prompt.tokens], mx.int32), images_of(prompt))
+            except Exception as failure:  # as below
+                return ForwardObservation(tuple(tokens), None, error=f"{type(failure).__name__}: {failure}")
+        read = {} if (kept := self._prompts[sequence]) is None else {"prompt": kept}
+        with self._probe.watching() as record:
+            started = time.perf_counter()
+            try:
+                out = self._model(ids, list(caches), self._policy, **read)
+                mx.eval(out)
+                logits = np.array(out[0].astype(mx.float32))
+            except Exception as failure:  # whatever a model raises is an observation, and the judges decide
+                error = f"{type(failure).__name__}: {failure}"
+            seconds = time.perf_counter() - started
+        return ForwardObservation(tuple(tokens), logits, record.attention(), record.positions(), seconds, error)
+
+    def trim_front(self, sequence: int, n: int, keep: int) -> RemovalObservation:
+        return self._removal(lambda: self._pool.trim_front(self._ids[sequence], n, keep).removed)
+
+    def rollback(self, sequence: int, n: int) -> RemovalObservation:
+        seen = self._removal(lambda: self._pool.rollback(self._ids[sequence], n).removed)
+        prompt, offset = self._prompts[sequence], self._pool.forward_caches(self._ids[sequence])[0].offset
+        if any(seen.removed) and prompt is not None and offset < prompt.length:
+            self._prompts[sequence] = prompt.cut(offset) if offset else None
+        return seen
+
+    def enforce(self, rule: EnforceMaxKvSize) -> RemovalObservation:
+        sequence = self._ids[rule.sequence]
+        return self._removal(
+            lambda: (
+                enforce_max_kv_size(
+                    self._pool, sequence, rule.limit, rule.generation, rule.keep, rule.n_discard
+                ).trim.removed
+            )
+        )
+
+    def lengths(self, sequence: int) -> tuple[CacheLengths, ...]:
+        caches = self._pool.forward_caches(self._ids[sequence])
+        return tuple(CacheLengths(cache.offset, cache.live_start, cache.live_len) for cache in caches)
+
+    def rows(self, sequence: int) -> tuple[CacheRows, ...]:
+        caches = self._pool.forward_caches(self._ids[sequence])
+        return tuple(CacheRows(*(_numbers(array) for array in cache.rows())) for cache in caches)
+
+    @staticmethod
+    def _removal(act: Any) -> RemovalObservation:
+        try:
+            return RemovalObservation(tuple(act()))
+        except Exception as failure:  # as in forward
+            return RemovalObservation(error=f"{type(failure).__name__}: {failure}")
+
+
+def _numbers(array: mx.array | None) -> np.ndarray[Any, Any]:
+    """float32 holds every float16 and bfloat16 value, so no difference is lost. Nothing held: no row."""
+    return np.empty((1, 1, 0, 0), np.float32) if array is None else np.array(array.astype(mx.float32))
