@@ -132,6 +132,9 @@ class ReferenceTarget:
     def witness(self, history: History) -> Expected:
         return _witnesses(self.variant, self.weights_seed).float64(history, self.storage)
 
+    def cache_free(self, history: History) -> Expected:
+        return _witnesses(self.variant, self.weights_seed).cache_free(history, self.storage)
+
 
 def targets(
     family: str,
