@@ -13,6 +13,7 @@ from harness.findings import Violation
 from harness.judging import Evidence, Judgement, Property
 from harness.oracle import Expected
 from harness.target import Capability
+from properties.reproducibility import UNREPEATED, repeats_itself
 
 _DECISIVE = (
     "a forward from whose sequence keys were trimmed or rolled back before, or a chunk (l > 1) behind cached keys; and "
@@ -58,6 +59,8 @@ class _OutputsEqual(Property):
                 worst = float(np.max(each[judged], initial=worst or 0.0))
             wrong = np.flatnonzero(~(each <= limit))  # a nan is no number that anything allows
             if len(wrong):
+                if not repeats_itself(evidence):
+                    return Judgement(looked, inconclusive=UNREPEATED)
                 message = self._message(step, which, forward, int(wrong[0]), gaps, limit, expected.logits[rows])
                 return Judgement(looked, decisive + 1, worst, Violation(step.index, message))
         return Judgement(looked, decisive, worst)

@@ -10,6 +10,13 @@ from harness.findings import Violation
 from harness.judging import Evidence, Judgement, Property
 from harness.target import Capability
 
+UNREPEATED = "the target does not repeat itself (same_program_same_bytes)"
+
+
+def repeats_itself(evidence: Evidence) -> bool:
+    """Does the control agree, the same program on the same target?"""
+    return _compare(evidence.run.steps, evidence.repeat, "", "").violation is None
+
 
 class SameProgramSameBytes(Property):
     id = "same_program_same_bytes"
@@ -30,8 +37,8 @@ class UntrimmedOutputsAreByteIdentical(Property):
         other = evidence.counterpart
         if other is None or not evidence.untrimmed:
             return Judgement()
-        if _compare(evidence.run.steps, evidence.repeat, "", "").violation is not None:
-            return Judgement(inconclusive="the target does not repeat itself (same_program_same_bytes)")
+        if not repeats_itself(evidence):
+            return Judgement(inconclusive=UNREPEATED)
         steps = [evidence.run.steps[i] for i in evidence.untrimmed]
         mine, theirs = (run.target.identity.policy for run in (evidence.run, other))
         return _compare(steps, other, f"the {mine} policy", f"the {theirs} policy", masked_only=True)

@@ -6,6 +6,7 @@ Thin on purpose. What is drawn, run and judged lives in ``harness`` and ``proper
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 
 import pytest
 
@@ -18,6 +19,7 @@ from harness.reporting.coverage import WITH_IMAGES
 from harness.target import Path
 from harness.targets.reference import FAMILIES, ReferenceTarget, paths, targets
 
+ROOT = pathlib.Path(__file__).parent.parent
 SEED = 20_26
 QUICK = PROFILES["quick"]
 FEW = dataclasses.replace(QUICK, programs=32)  # for four configurations
@@ -137,6 +139,12 @@ def test_a_planted_bug_of_the_outputs_is_seen_by_nothing_else(fault: Fault) -> N
     with fault.plant():
         result = run_campaign(f"{family}_{fault.id}", on, others, FEW, SEED)
     assert [bug.finding.text() for bug in result.found] == []
+
+
+def test_the_readme_says_what_the_command_says() -> None:
+    told = (ROOT / "README.md").read_text()
+    listed = [f"- `{prop.id}`: {prop.sentence} Decisive: {prop.decisive_when}." for prop in properties.ALL]
+    assert "\n\n" + "\n".join(listed) + "\n\n" in told
 
 
 def test_every_property_has_a_planted_bug() -> None:

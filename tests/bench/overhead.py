@@ -2,7 +2,8 @@
 
 Every program that a campaign executes (with its comparison runs) is kept and executed again without the harness: the
 same model, caches and tokens, no probe, no ledger, no judging, no Hypothesis.  Prints per family: programs per second,
-bare forwards per second, and the ratio of the harness's wall time to that of the bare forwards.
+bare forwards per second, the ratio of the harness's wall time to that of the bare forwards, and how much of this ratio
+are the two witnesses (one float64 forward and one forward without a cache, per program).
 
     python tests/bench/overhead.py [--profile quick] [--seed 0] [FAMILY ...]
 """
@@ -72,10 +73,13 @@ class _Bare(Tally):
         self.models: dict[ReferenceTarget, object] = {}
         self.bare = 0.0
         self.forwards = 0
+        self.witness = self.cache_free = 0.0  # seconds
         self.spent = 0.0  # by this class, to be taken off the campaign's wall time
 
     def on_end(self, evidence: Evidence) -> None:
         started = time.perf_counter()
+        self.witness += evidence.witness_seconds.get("witness", 0)
+        self.cache_free += evidence.witness_seconds.get("cache_free", 0)
         for run in evidence.executions:
             seconds, forwards = bare_seconds(run, self.models)
             self.bare += seconds
@@ -105,9 +109,12 @@ def main() -> None:
                 f"{programs / wall:.1f}",
                 f"{bare.forwards / bare.bare:.0f}",
                 f"{wall / bare.bare:.2f}",
+                f"{bare.witness / bare.bare:.2f}",
+                f"{bare.cache_free / bare.bare:.2f}",
             ]
         )
     headers = ["family", "programs", "forwards", "programs/s", "bare forwards/s", "harness wall / bare wall"]
+    headers += ["of it float64 witness", "of it without a cache"]
     print(tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True))
 
 

@@ -1,9 +1,9 @@
 """What right models need of the tolerances, and what a witness costs.
 
 Drawn configurations of every family, each with both storages. Logits of the model in float32 (cached, in chunks)
-against the float64 witness: largest difference in deviations of the logits, of tokens that nothing near a tie touches
-(the strict tolerance judges them) and of those that rounding may have parted; the share of each; and the time of one
-witness forward beside one of MLX over the same tokens.
+against the float64 witness: largest difference in deviations of the logits, of tokens that no near tie touches (the
+strict tolerance judges them) and of those that rounding may have parted; the share of each; and the time of one witness
+forward beside one of MLX over the same tokens.
 
     python tests/bench/witness.py [--configurations 40] [--tokens 24] [FAMILY ...]
 """

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from harness.ledger import Append
+from harness.ledger import SequenceLedger
 from harness.oracle import visible_set
 from harness.probe import Probe, Record
 
@@ -97,6 +97,13 @@ def caches(model: Any) -> list[Any]:
     return make_prompt_cache(model)
 
 
+def _visible(before: int, tokens: int) -> np.ndarray[Any, Any]:
+    """What new tokens may see behind others, none of which was trimmed."""
+    ledger = SequenceLedger()
+    ledger.append(before)
+    return visible_set(ledger.append(tokens))
+
+
 def forward(model: Any, cache: list[Any], tokens: int) -> Record:
     with Probe().watching() as record:
         mx.eval(model(mx.arange(tokens)[None] % 40, cache=cache))
@@ -112,7 +119,7 @@ def test_calls_keys_and_positions_of_a_prefill_a_chunk_and_a_decode(family: str)
         record = forward(model, cache, tokens)
         calls = record.attention()
         assert len(calls) == 2  # an attention call of every layer that attends, and nothing else
-        visible = visible_set(Append(tuple(range(offset)), range(offset, offset + tokens), ()))
+        visible = _visible(offset, tokens)
         for call in calls:
             assert (call.query_len, call.key_len, call.value_len) == (tokens, offset + tokens, offset + tokens)
             assert call.mask_keys in (None, offset + tokens)
@@ -148,7 +155,7 @@ def test_attention_over_a_quantised_cache_is_seen(heads: tuple[int, int]) -> Non
         record = forward(model, cache, tokens)
         calls = record.attention()
         assert [call.kind for call in calls] == ["quantised"] * 2
-        visible = visible_set(Append(tuple(range(offset)), range(offset, offset + tokens), ()))
+        visible = _visible(offset, tokens)
         for call in calls:
             assert (call.query_len, call.key_len) == (tokens, offset + tokens)
             assert (call.heads, call.kv_heads) == heads
