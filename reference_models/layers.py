@@ -10,6 +10,9 @@ from mlx import nn
 
 from reference_models.engine.kv_cache import KVCache
 
+#: The positive numbers of float32, without the denormal ones, which a device may take for 0.
+SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+
 Rotation = Callable[[mx.array, mx.array], tuple[mx.array, mx.array]]
 
 
@@ -128,3 +131,10 @@ def check_positive(**sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name} must be at least 1, not {size}")
+
+
+def check_divisors(**numbers: float) -> None:
+    """Raise ValueError, naming the field, unless a number is above zero and one of float32, not denormal."""
+    for name, number in numbers.items():
+        if not SMALLEST <= number <= LARGEST:  # false for NaN
+            raise ValueError(f"{name} must be above 0 and fit float32 ({SMALLEST:.1e} to {LARGEST:.1e}), not {number}")

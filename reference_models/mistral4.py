@@ -58,6 +58,7 @@ class Config:
     tie_word_embeddings: bool = False
 
     def __post_init__(self) -> None:
+        layers.check_divisors(rms_norm_eps=self.rms_norm_eps)
         layers.check_positive(
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,

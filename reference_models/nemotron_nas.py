@@ -73,6 +73,7 @@ class Config:
     tie_word_embeddings: bool = False
 
     def __post_init__(self) -> None:
+        layers.check_divisors(rope_theta=self.rope_theta, rms_norm_eps=self.rms_norm_eps)
         layers.check_positive(
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
@@ -95,8 +96,11 @@ class Config:
                     f"block_configs[{index}]: n_heads_in_group ({group}) must divide num_attention_heads "
                     f"({self.num_attention_heads})"
                 )
-            if block.ffn.ffn_mult is not None and block.ffn.ffn_mult <= 0:
-                raise ValueError(f"block_configs[{index}]: ffn_mult must be positive, not {block.ffn.ffn_mult}")
+            if block.ffn.ffn_mult is not None:
+                name, mult = f"block_configs[{index}]: ffn_mult", block.ffn.ffn_mult
+                layers.check_divisors(**{name: mult})
+                if not intermediate_size(mult, self.hidden_size):
+                    raise ValueError(f"{name} ({mult}) makes a feed-forward of no width")
         layers.check_heads(1, 1, self.head_dim)
 
     @property

@@ -46,6 +46,7 @@ class Config:
     video_token_id: int = 151656
 
     def __post_init__(self) -> None:
+        layers.check_divisors(rope_theta=self.rope_theta, rms_norm_eps=self.rms_norm_eps)
         layers.check_positive(
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,

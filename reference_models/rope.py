@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from reference_models.layers import LARGEST, check_divisors
+
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
@@ -32,10 +34,11 @@ class Llama3Scaling:
     rope_type: str = "llama3"
 
     def __post_init__(self) -> None:
+        check_divisors(factor=self.factor, low_freq_factor=self.low_freq_factor, high_freq_factor=self.high_freq_factor)
         _require(self.rope_type == "llama3", f"rope_type must be 'llama3', not {self.rope_type!r}")
         _require(self.factor >= 1, f"factor must be at least 1, not {self.factor}")
         _require(
-            0 < self.low_freq_factor < self.high_freq_factor,
+            self.low_freq_factor < self.high_freq_factor,
             f"low_freq_factor ({self.low_freq_factor}) must be positive and below high_freq_factor "
             f"({self.high_freq_factor})",
         )
@@ -57,11 +60,18 @@ class YarnScaling:
     rope_type: str = "yarn"
 
     def __post_init__(self) -> None:
+        check_divisors(
+            factor=self.factor, rope_theta=self.rope_theta, beta_fast=self.beta_fast, beta_slow=self.beta_slow
+        )
+        # Each makes a factor 1 + weight * ln(factor) / 10, by which the other is divided.
+        for name in ("mscale", "mscale_all_dim"):
+            weight = getattr(self, name)
+            _require(0 <= weight <= LARGEST, f"{name} must be at least 0 and fit float32, not {weight}")
         _require(self.rope_type == "yarn", f"rope_type must be 'yarn', not {self.rope_type!r}")
         _require(self.factor >= 1, f"factor must be at least 1, not {self.factor}")
         _require(self.rope_theta > 1, f"rope_theta must exceed 1, not {self.rope_theta}")
         _require(self.original_max_position_embeddings > 0, "original_max_position_embeddings must be positive")
-        _require(self.beta_fast >= self.beta_slow > 0, "need beta_fast >= beta_slow > 0")
+        _require(self.beta_fast >= self.beta_slow, "need beta_fast >= beta_slow > 0")
 
 
 @dataclass(frozen=True)

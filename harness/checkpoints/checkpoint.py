@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ from harness.checkpoints.errors import CheckpointError, read_json
 from harness.checkpoints.locate import locate
 from harness.checkpoints.quantisation import Quantisation, read_quantisation
 from harness.checkpoints.safetensors import Tensor
-from harness.checkpoints.weights import Weights, read_weights
+from harness.checkpoints.weights import Weights, inside, read_weights
 from reference_models.hf import ConfigError, claimed_families, config_from_json, contradiction
 from reference_models.hf.names import DERIVED, canonical, is_vision
 
@@ -58,9 +59,9 @@ def open_checkpoint(where: str | Path, revision: str = "main") -> Checkpoint:
     location = locate(str(where), revision)
     path = location.path
     config_path = path / "config.json"
-    if not config_path.exists():
+    if not os.path.lexists(config_path):
         raise CheckpointError(f"{config_path}: missing; a checkpoint is a directory with config.json and .safetensors")
-    config, raw = read_json(config_path)
+    config, raw = read_json(inside(path, config_path.name, path))
     try:
         # Once without the weights: an unknown model is said before a broken shard of it. Its tower waits for them.
         config_from_json(config, has_vision=False)

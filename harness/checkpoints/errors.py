@@ -1,10 +1,12 @@
-"""The one error of this package, and JSON files read without surprises."""
+"""The one error of this package, and files read without surprises."""
 
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 #: Larger than any published config or index by far; a file beyond it is not read.
 MOST_JSON_BYTES = 64 << 20
@@ -16,14 +18,40 @@ class CheckpointError(Exception):
 
 def read_json(path: Path) -> tuple[Any, bytes]:
     """The JSON value of a file and its bytes. CheckpointError when it cannot be read or is not JSON."""
+    raw = read_bytes(path, MOST_JSON_BYTES)
+    return parse_json(raw, str(path)), raw
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """The bytes of a regular file, at most ``most``. CheckpointError when it has more, or cannot be read."""
     try:
-        size = path.stat().st_size
-        if size > MOST_JSON_BYTES:
-            raise CheckpointError(f"{path}: {size:,} bytes are more than a file of JSON may have ({MOST_JSON_BYTES:,})")
-        raw = path.read_bytes()
+        with open_regular(path) as file:
+            raw = file.read(most + 1)  # not its size: a file may grow, and those of /proc have none
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
-    return parse_json(raw, str(path)), raw
+    if len(raw) > most:
+        raise CheckpointError(f"{path}: is longer than such a file may be ({most:,} bytes)")
+    return raw
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read bytes. CheckpointError if it is, behind all links, no regular file; OSError.
+
+    A pipe that nobody writes to would wait for ever, a device may have no end.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise CheckpointError(f"{path}: is not a regular file; put a plain file there")
+    # Without waiting, should a pipe have taken the file's place since.
+    return os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)), "rb")
+
+
+def exists(path: Path) -> bool:
+    """Whether something that can be looked at is there: False as well where Path.exists raises, as for a long name."""
+    try:
+        path.stat()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def parse_json(raw: bytes, where: str) -> Any:

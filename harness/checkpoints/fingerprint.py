@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.checkpoints.checkpoint import Checkpoint
-from harness.checkpoints.errors import CheckpointError
+from harness.checkpoints.errors import MOST_JSON_BYTES, CheckpointError, open_regular, read_bytes
 
 _BLOCK = 1 << 22
 
@@ -69,7 +69,7 @@ def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
 
 def _digest(path: Path) -> str:
     made = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while block := file.read(_BLOCK):
             made.update(block)
     return made.hexdigest()
@@ -77,8 +77,8 @@ def _digest(path: Path) -> str:
 
 def _read_cache() -> dict[str, list[int | str]]:
     try:
-        data = json.loads(cache_file().read_text())
-    except (OSError, ValueError, RuntimeError):  # RuntimeError: no home directory
+        data = json.loads(read_bytes(cache_file(), MOST_JSON_BYTES))
+    except (CheckpointError, ValueError, RuntimeError):  # RuntimeError: no home directory, or JSON that is too deep
         return {}
     if not isinstance(data, dict):
         return {}

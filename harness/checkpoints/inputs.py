@@ -137,8 +137,9 @@ def _grids(inputs: Inputs, kind: str, tower: Any) -> list[Grid]:
     patches = sum(map(math.prod, made))
     if patches != len(pixels):
         raise CheckpointError(f"{pixels_name} has {len(pixels):,} patches; {grid_name} makes {patches:,}")
-    if not np.isfinite(pixels).all():
-        raise CheckpointError(f"{pixels_name} holds NaN or infinity")
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite there
+        if not np.isfinite(pixels.astype(np.float32, copy=False)).all():
+            raise CheckpointError(f"{pixels_name} holds NaN or infinity, or a number too large for float32")
     return made
 
 

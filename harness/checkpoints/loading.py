@@ -55,7 +55,7 @@ def _build(checkpoint: Checkpoint, options: Mapping[str, str]) -> Any:
     module = importlib.import_module(f"reference_models.{checkpoint.family}")
     try:
         return module.Model(checkpoint.model_config, **options)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, ArithmeticError) as error:
         raise CheckpointError(f"{checkpoint.config_path}: {error}") from error
 
 

@@ -12,10 +12,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.checkpoints.errors import CheckpointError
+from harness.checkpoints.errors import CheckpointError, exists, read_bytes
 from harness.checkpoints.weights import missing_file
 
 _ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+$")
+#: One component of a path: a commit, or a branch that has no slash.
+_COMMIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+_MOST_REF_BYTES = 1024
+_MOST_ID = 200
 _PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model"]  # never code
 
 
@@ -29,13 +33,16 @@ class Location:
 
 def locate(where: str, revision: str = "main") -> Location:
     """Find a checkpoint. CheckpointError when there is neither such a path nor such a repository."""
-    path = Path(where).expanduser()
-    if path.is_dir():
+    if not where:
+        raise CheckpointError("the path of the checkpoint is empty; name a directory, or a repository (owner/name)")
+    path = _expanded(where)
+    if exists(path) and path.is_dir():
         return Location(path, path.resolve().name)
-    if path.exists():
+    if exists(path):
         raise CheckpointError(f"{path}: is not a directory; name the directory that holds config.json")
-    if not _ID.match(where) or ".." in where:
-        raise CheckpointError(f"{where}: no such directory, and not the id of a repository (owner/name)")
+    if not _ID.match(where) or ".." in where or len(where) > _MOST_ID:
+        shown = where if len(where) <= _MOST_ID else f"{where[:_MOST_ID]}..."
+        raise CheckpointError(f"{shown}: no such directory, and not the id of a repository (owner/name)")
     cached = _cached(where, revision)
     missing = f"not in {hub_cache()}"
     if cached is not None:
@@ -51,28 +58,37 @@ def locate(where: str, revision: str = "main") -> Location:
 def hub_cache() -> Path:
     """The hub's cache directory, as huggingface_hub chooses it."""
     if explicit := os.environ.get("HF_HUB_CACHE"):
-        return Path(explicit).expanduser()
+        return _expanded(explicit)
     if home := os.environ.get("HF_HOME"):
-        return Path(home).expanduser() / "hub"
-    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "huggingface" / "hub"
+        return _expanded(home) / "hub"
+    return _expanded(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface" / "hub"
+
+
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:  # no such user, or no home directory
+        raise CheckpointError(f"{path:.200}: {error}; write the directory without ~") from error
 
 
 def _cached(repository: str, revision: str) -> Path | None:
-    """The snapshot of a revision (a name or a commit) in the cache, whole or not."""
+    """The snapshot of a revision (a name or a commit) in the cache, whole or not. CheckpointError for a ref that does
+    not hold a commit."""
     base = hub_cache() / ("models--" + repository.replace("/", "--"))
-    try:
-        commit = (base / "refs" / revision).read_text().strip()
-    except OSError:
-        commit = revision
+    ref, commit = base / "refs" / revision, revision
+    if os.path.lexists(ref):
+        commit = read_bytes(ref, _MOST_REF_BYTES).decode("utf-8", "replace").strip()
+        if not _COMMIT.fullmatch(commit):
+            raise CheckpointError(f"{ref}: holds {commit!r:.100}, which is no commit; remove it, to download it again")
     folder = base / "snapshots" / commit
-    return folder if folder.is_dir() else None
+    return folder if exists(folder) else None
 
 
 def _missing(folder: Path) -> str | None:
     """A file that an interrupted download or a lost blob left out of a snapshot; None when it is whole."""
-    if not (folder / "config.json").exists():
+    if not exists(folder / "config.json"):
         return "config.json"
-    lost = (path.name for pattern in _PATTERNS for path in folder.glob(pattern) if not path.exists())
+    lost = (path.name for pattern in _PATTERNS for path in folder.glob(pattern) if not exists(path))
     return min(lost, default=None) or missing_file(folder)
 
 

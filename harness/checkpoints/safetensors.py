@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.checkpoints.errors import CheckpointError, parse_json
+from harness.checkpoints.errors import CheckpointError, open_regular, parse_json
 
 #: Bits per element of every type of the format.
 DTYPE_BITS = {
@@ -58,7 +58,7 @@ class Tensor:
 def read_header(path: Path) -> dict[str, Tensor]:
     """All tensors of a file, by name. CheckpointError, naming file and key, when header and file do not fit."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             head = file.read(8)
             if len(head) < 8:
@@ -74,7 +74,10 @@ def read_header(path: Path) -> dict[str, Tensor]:
     header = parse_json(raw, f"{path}: the header")
     if not isinstance(header, dict):
         raise CheckpointError(f"{path}: the header must be a JSON object")
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", None)  # null is what MLX writes when there is none
+    texts = metadata.values() if isinstance(metadata, dict) else (None,)
+    if metadata is not None and not all(isinstance(text, str) for text in texts):
+        raise CheckpointError(f"{path}: __metadata__ of the header must map text to text; write the file anew")
     tensors = {name: _tensor(path, name, entry) for name, entry in header.items()}
     _check_extents(path, tensors, size - 8 - length)
     return tensors

@@ -5,10 +5,12 @@ Weights are drawn tensor by tensor and written shard by shard: memory is that of
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -61,20 +63,62 @@ def synthesise(
     dtype = dtype or ("float32" if sizes == "tiny" else "bfloat16")
     if dtype not in DTYPES:
         raise CheckpointError(f"dtype is one of {', '.join(DTYPES)}, not {dtype!r:.40}")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise CheckpointError(f"{folder}: exists and is not an empty directory")
     config = config if config is not None else SIZES[sizes][family]()
     packing = None if bits is None else Packing(bits, 32 if sizes == "tiny" else 64)
+    made: list[Path] = []
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(family, folder, config, chosen, seed, dtype, packing, shard_bytes)
-    except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be written: {error.strerror or error}") from error
+        str(folder).encode()  # ValueError: MLX takes no path that is not Unicode
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise CheckpointError(f"{folder}: exists and is not an empty directory")
+        _make_folders(folder, made)
+        _write(_Files(folder, made), family, config, chosen, seed, dtype, packing, shard_bytes)
+    except BaseException as error:
+        _remove(made)
+        # MLX raises RuntimeError for a disk that is full; ValueError is of a path that no file system takes.
+        if isinstance(error, (OSError, RuntimeError, ValueError)):
+            reason = getattr(error, "strerror", None) or error
+            raise CheckpointError(f"{str(folder)!s:.200}: cannot be written: {reason!s:.300}") from error
+        raise
+
+
+def _make_folders(folder: Path, made: list[Path]) -> None:
+    absent = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(absent):
+        path.mkdir(exist_ok=True)
+        made.append(path)
+
+
+def _remove(made: list[Path]) -> None:
+    """Files and folders, the last one first; a folder in which another has put something stays."""
+    for path in reversed(made):
+        with contextlib.suppress(OSError):
+            if path.is_dir():
+                path.rmdir()
+            else:
+                path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Writes files into a folder; notes in ``made`` what there is to remove, before there is anything."""
+
+    folder: Path
+    made: list[Path]
+
+    def new(self, name: str) -> Path:
+        self.made.append(self.folder / name)
+        return self.made[-1]
+
+    def text(self, name: str, content: str) -> None:
+        self.new(name).write_text(content)
+
+    def json(self, name: str, data: Any) -> None:
+        self.text(name, json.dumps(data, indent=2, ensure_ascii=True) + "\n")
 
 
 def _write(
+    files: _Files,
     family: str,
-    folder: Path,
     config: Any,
     layout: Any,
     seed: int,
@@ -94,25 +138,25 @@ def _write(
             said |= more
         size = sum(array.nbytes for array in made.values())
         if shard and held + size > shard_bytes:
-            count, shard, held = _flush(folder, count, shard, placed), {}, 0
+            count, shard, held = _flush(files, count, shard, placed), {}, 0
         shard |= made
         held, total = held + size, total + size
-    count = _flush(folder, count, shard, placed)
-    names = _name_shards(folder, count)
+    count = _flush(files, count, shard, placed)
+    names = _name_shards(files, count)
     if count > 1:
         index = {"metadata": {"total_size": total}, "weight_map": {key: names[n] for key, n in sorted(placed.items())}}
-        _write_json(folder / INDEX, index)
+        files.json(INDEX, index)
     data = config_to_json(family, config, dtype)
     if said:
         data |= {"quantization": said, "quantization_config": said}
-    _write_json(folder / "config.json", data)
-    _write_json(folder / "generation_config.json", generation_config())
+    files.json("config.json", data)
+    files.json("generation_config.json", generation_config())
     words = tokenizer_files(config.vocab_size)
     for name, content in (words | processor_files(family, config) if words else {}).items():
         if isinstance(content, str):
-            (folder / name).write_text(content)
+            files.text(name, content)
         else:
-            _write_json(folder / name, content)
+            files.json(name, content)
 
 
 def _layers(family: str, config: Any, seed: int) -> Iterator[dict[str, mx.array]]:
@@ -126,20 +170,20 @@ def _layers(family: str, config: Any, seed: int) -> Iterator[dict[str, mx.array]
         yield {name: draw(name, shape, seed) for name, shape in parameters}
 
 
-def _flush(folder: Path, number: int, shard: dict[str, mx.array], placed: dict[str, int]) -> int:
-    mx.save_safetensors(str(folder / f"part-{number}.safetensors"), shard, metadata={"format": "pt"})
+def _flush(files: _Files, number: int, shard: dict[str, mx.array], placed: dict[str, int]) -> int:
+    mx.save_safetensors(str(files.new(_part(number))), shard, metadata={"format": "pt"})
     placed |= dict.fromkeys(shard, number)
     return number + 1
 
 
-def _name_shards(folder: Path, count: int) -> list[str]:
+def _part(number: int) -> str:
+    return f"part-{number}.safetensors"
+
+
+def _name_shards(files: _Files, count: int) -> list[str]:
     """The parts under the names that loaders expect, now that their number is known."""
     names = [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
     names = names if count > 1 else ["model.safetensors"]
     for number, name in enumerate(names):
-        (folder / f"part-{number}.safetensors").rename(folder / name)
+        (files.folder / _part(number)).rename(files.new(name))
     return names
-
-
-def _write_json(path: Path, data: Any) -> None:
-    path.write_text(json.dumps(data, indent=2, ensure_ascii=True) + "\n")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from harness.checkpoints.errors import CheckpointError, read_json
+from harness.checkpoints.errors import CheckpointError, exists, read_json
 from harness.checkpoints.safetensors import Tensor, read_header
 
 INDEX = "model.safetensors.index.json"
@@ -30,11 +31,12 @@ class Weights:
 def read_weights(folder: Path) -> Weights:
     """Read and check the headers of all weight files. CheckpointError names file and key."""
     index = folder / INDEX
-    placed = _read_index(index) if index.exists() else None
+    # A link that leads nowhere is an index as well: without it, other files might be read than the ones that it names.
+    placed = _read_index(inside(folder, INDEX, folder)) if os.path.lexists(index) else None
     names = sorted(set(placed.values())) if placed is not None else _find_files(folder)
     files = []
     for name in names:
-        path = _inside(folder, name, index if placed is not None else folder)
+        path = inside(folder, name, index if placed is not None else folder)
         if not path.is_file():
             keys = [key for key, file in (placed or {}).items() if file == name]
             told = f"; {index.name} places {len(keys)} keys in it, first {keys[0]!r:.200}" if keys else ""
@@ -57,14 +59,15 @@ def read_weights(folder: Path) -> Weights:
 def missing_file(folder: Path) -> str | None:
     """The first weight file that the folder should have and has not; None when all are there, whatever is in them."""
     index = folder / INDEX
-    if index.is_symlink() and not index.exists():
+    there = exists(index)
+    if os.path.lexists(index) and not there:
         return INDEX
     try:
-        names = sorted(set(_read_index(index).values())) if index.exists() else _find_files(folder)
-        return next((name for name in names if not _inside(folder, name, folder).is_file()), None)
+        names = sorted(set(_read_index(inside(folder, INDEX, folder)).values())) if there else _find_files(folder)
+        return next((name for name in names if not inside(folder, name, folder).is_file()), None)
     except CheckpointError:
         # Nothing that looks like weights; or an index that cannot be used, which ``read_weights`` says better.
-        return None if index.exists() else "model.safetensors"
+        return None if there else "model.safetensors"
 
 
 def _read_index(index: Path) -> dict[str, str]:
@@ -97,8 +100,9 @@ def _find_files(folder: Path) -> list[str]:
     return names
 
 
-def _inside(folder: Path, name: str, source: Path) -> Path:
-    """The path of a weight file. CheckpointError if it leads out of the folder, by its name or by a link.
+def inside(folder: Path, name: str, source: Path) -> Path:
+    """The path of a file of a checkpoint, which may be missing. CheckpointError, beginning with ``source``, if it leads
+    out of the folder, by its name or by a link, or cannot be a file at all.
 
     Links from ``snapshots/<commit>`` to ``blobs`` are how the hub cache stores a repository, and are allowed.
     """
@@ -108,9 +112,16 @@ def _inside(folder: Path, name: str, source: Path) -> Path:
         raise CheckpointError(f"{source}: file name {name!r:.200} leads out of the checkpoint's directory")
     path, root = folder / name, folder.resolve()
     try:
+        name.encode()
         target = path.resolve()
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        target = path.resolve()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"{source}: file name {name!r:.200} is not Unicode; rename the file") from error
     except (OSError, RuntimeError) as error:  # RuntimeError: a link to itself
-        raise CheckpointError(f"{source}: file {name!r:.200} cannot be followed: {error}") from error
+        reason = getattr(error, "strerror", None) or "it is a link to itself"
+        raise CheckpointError(f"{source}: file {name!r:.200} cannot be followed: {reason}") from error
     allowed = [root]
     if root.parent.name == "snapshots":
         allowed.append(root.parent.parent / "blobs")

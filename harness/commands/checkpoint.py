@@ -8,8 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,6 +108,8 @@ def _identify(arguments: argparse.Namespace) -> int:
 def _logits(arguments: argparse.Namespace) -> int:
     import numpy as np
 
+    from harness.reporting import replace
+
     package = _checkpoints()
     if arguments.device is not None:
         from harness.targets import reference
@@ -120,6 +120,7 @@ def _logits(arguments: argparse.Namespace) -> int:
             raise UsageError(f"argument --device: {error}") from error
     arrays = _arrays(arguments.input)
     checkpoint = _open(arguments.path)
+    output = _output(arguments.output, arguments.input, checkpoint.path)
     try:
         inputs = package.Inputs.of(arrays)
         package.rows_of(inputs, checkpoint.model_config)
@@ -132,13 +133,39 @@ def _logits(arguments: argparse.Namespace) -> int:
         out = package.logits(model, inputs)
     except package.CheckpointError as error:
         raise UsageError(str(error)) from error
+    if not np.isfinite(out).all():
+        print(f"warning: {arguments.output}: the logits hold NaN or infinity", file=sys.stderr)
     try:
-        with arguments.output.open("wb") as file:  # a file object: savez would add a suffix to a name
-            np.savez(file, logits=out)
-    except OSError as error:
-        raise UsageError(f"{arguments.output}: cannot be written: {error.strerror or error}") from error
+        replace(output, lambda file: np.savez(file, logits=out))  # a file object: savez would add a suffix to a name
+    except (OSError, ValueError) as error:  # ValueError: of zipfile, as it closes on a disk that is full
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{arguments.output}: cannot be written: {reason}") from error
     print(f"{arguments.output}: logits {list(out.shape)} of {checkpoint.family}")
     return 0
+
+
+def _output(path: Path, source: Path, checkpoint: Path) -> Path:
+    """Where the logits go, links followed. UsageError, before anything is computed, for a file that must not be lost
+    and for a place where none can be made."""
+    try:
+        target = path.resolve()
+        if target == source.resolve() or (target.exists() and target.samefile(source)):
+            raise UsageError(f"{path}: --output is the file of --input, which would be lost; name another file")
+        if target.exists() and (target.is_relative_to(checkpoint.resolve()) or _is_of(checkpoint, target)):
+            raise UsageError(f"{path}: --output is a file of the checkpoint, which would be lost; name another file")
+        if target.exists() and not target.is_file():
+            raise UsageError(f"{path}: --output is there and is not a regular file; name another file")
+        if not target.parent.is_dir():
+            raise UsageError(f"{path}: cannot be written: {target.parent} is not a directory")
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: a link to itself
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{path!s:.200}: cannot be written: {reason!s:.300}") from error
+    return target
+
+
+def _is_of(checkpoint: Path, target: Path) -> bool:
+    """Whether a file of the checkpoint is a link to ``target``, symbolic (the hub's blobs) or hard."""
+    return any(path.is_file() and path.samefile(target) for path in checkpoint.rglob("*"))
 
 
 def _arrays(path: Path) -> dict[str, Any]:
@@ -146,16 +173,23 @@ def _arrays(path: Path) -> dict[str, Any]:
 
     name, made = "", {}
     try:
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path}: is not a regular file; write it with numpy.savez(file, ids=...)")
         loaded = np.load(path, allow_pickle=False)
         if not isinstance(loaded, np.lib.npyio.NpzFile):
             raise UsageError(f"{path}: is not an .npz file but one array; write it with numpy.savez(file, ids=...)")
         with loaded as data:
             for name in data.files:
                 made[name] = data[name]
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, zipfile.BadZipFile, zlib.error, EOFError, MemoryError) as error:
+                if not isinstance(made[name], np.ndarray):
+                    raise UsageError(f"{path}: {name:.100}: is no array; write it with numpy.savez(file, ids=...)")
+    except UsageError:
+        raise
+    except Exception as error:  # NumPy lets through what zip, codecs and Python's tokenizer raise: a kind for each
+        if not name and isinstance(error, OSError):
+            raise UsageError(f"{path!s:.200}: cannot be read: {error.strerror or error}") from error
         if not name:
             raise UsageError(f"{path}: is not an .npz file; write it with numpy.savez(file, ids=...)") from error
-        raise UsageError(f"{path}: {name}: is no array that can be read: {error}") from error
+        reason = str(error) or type(error).__name__
+        raise UsageError(f"{path}: {name:.100}: is no array that can be read: {reason:.300}") from error
     return made

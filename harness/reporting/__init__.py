@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.reporting.environment import versions
-from harness.reporting.files import write_atomically
+from harness.reporting.files import replace, write_atomically
 from harness.reporting.markdown import family_markdown, summary_table
 from harness.reporting.record import family_record, load_schema, record_text
 
@@ -12,6 +12,7 @@ __all__ = [
     "family_record",
     "load_schema",
     "record_text",
+    "replace",
     "summary_table",
     "versions",
     "write_atomically",

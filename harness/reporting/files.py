@@ -1,10 +1,12 @@
-"""Writes a report so that a reader sees the old one or the new one, never half of one."""
+"""Writes a file so that a reader sees the old one or the new one, never half of one."""
 
 from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -15,12 +17,24 @@ def write_atomically(path: Path, text: str) -> None:
     """
     data = text.encode("utf-8")
     path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(file: BinaryIO) -> None:
+        file.write(data)
+
+    replace(path, write)
+
+
+def replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Replace ``path`` by what ``write`` puts into the file that it is given.
+
+    On any failure, Ctrl-C included, the temporary file is removed and what was at ``path`` stays; errors pass through.
+    """
     # Not tempfile: it makes files that only their owner can read, and a report is there to be read.  The same
     # folder, because only a rename within one file system is atomic.
     temporary = path.parent / f".{secrets.token_hex(8)}.tmp"
     try:
         with temporary.open("xb") as file:
-            file.write(data)
+            write(file)
             file.flush()
             # Before the rename, or a power cut could leave the new name on an empty file.
             os.fsync(file.fileno())

@@ -125,6 +125,14 @@ def test_mrope_needs_three_axes_of_ids() -> None:
         (lambda: rope.YarnScaling(4, 0), "must be positive"),
         (lambda: rope.YarnScaling(4, 8, beta_fast=1, beta_slow=2), "beta_fast >= beta_slow"),
         (lambda: rope.YarnScaling(4, 8, rope_theta=1), "rope_theta must exceed 1"),
+        (lambda: rope.YarnScaling(float("inf"), 8), "factor must be above 0 and fit float32"),
+        (lambda: rope.YarnScaling(4, 8, rope_theta=float("inf")), "rope_theta must be above 0 and fit float32"),
+        (lambda: rope.YarnScaling(4, 8, beta_fast=float("inf")), "beta_fast must be above 0 and fit float32"),
+        (lambda: rope.YarnScaling(4, 8, beta_slow=1e-300), "beta_slow must be above 0 and fit float32"),
+        (lambda: rope.YarnScaling(math.e**10, 8, mscale_all_dim=-1.0), "mscale_all_dim must be at least 0"),
+        (lambda: rope.YarnScaling(4, 8, mscale=float("nan")), "mscale must be at least 0"),
+        (lambda: rope.Llama3Scaling(float("nan"), 8), "factor must be above 0 and fit float32"),
+        (lambda: rope.Llama3Scaling(2, 8, high_freq_factor=float("inf")), "high_freq_factor must be above 0"),
     ],
 )
 def test_scalings_that_do_not_fit_are_refused(make: object, message: str) -> None:
