@@ -24,11 +24,12 @@ from reference_models.registry import FAMILIES
 from tests.parity.cases import MODALITIES
 from tests.parity.peers import PEERS, missing, version
 from tests.parity.running import Row, run_row
-from tests.parity.table import markdown, write_block
+from tests.parity.table import absent, markdown, summary, write_block
 
 README = Path(__file__).parents[2] / "reference_models" / "README.md"
 NAMES = {peer.name: peer for peer in PEERS}
 Task = tuple[str, str, str]
+PARTS: dict[str, tuple[str, ...]] = {"families": FAMILIES, "peers": tuple(NAMES), "modalities": MODALITIES}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,44 +44,65 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not tasks:
         print("error: nothing to compare: no chosen peer takes such a prompt of a chosen family", file=sys.stderr)
         return 2
+    narrowed = [f"--{name}" for name, every in PARTS.items() if sorted(getattr(options, name)) != sorted(every)]
+    narrowed += ["--example"] * (options.example is not None)
+    if options.write and narrowed:
+        said = f"error: --write replaces the whole table, so it goes without {', '.join(narrowed)}"
+        print(said, file=sys.stderr)
+        return 2
     started = time.monotonic()
+    for line in absent([_absent(task) for task in tasks if missing(NAMES[task[0]])]):
+        print(line, file=sys.stderr)
     rows = _run(tasks, options)
-    text = markdown(rows, options.examples, options.seed)
-    print(text)
+    text = markdown(rows, options.examples, options.seed, options.example)
+    print(text, flush=True)
+    failures = [(row, failure) for row in rows for failure in row.failures]
+    for row, failure in failures:
+        print(f"\nFAIL {row.family}, {row.peer}, {row.modality}: {failure.text}", file=sys.stderr)
+        print(f"  again: {again(row, options.seed, failure.number)}", file=sys.stderr)
     print(f"\n{time.monotonic() - started:.0f} s on {options.jobs} processes", file=sys.stderr)
-    absent = sorted({row.peer for row in rows if row.version is None})
-    failures = [(row, line) for row in rows for line in row.failures]
-    for row, line in failures:
-        print(f"\nFAIL {row.family}, {row.peer}, {row.modality}: {line}", file=sys.stderr)
-    for peer in absent:
-        print(f"\nNOT COMPARED with {peer}: {', '.join(missing(NAMES[peer]))} not installed", file=sys.stderr)
-    if failures or absent:
+    print(summary(rows), file=sys.stderr)
+    if failures or any(row.version is None for row in rows):
         return 1
     if options.write:
         write_block(README, text)
     return 0
 
 
+def again(row: Row, seed: int, number: int) -> str:
+    """The command that repeats one draw of a row and nothing else."""
+    return (
+        f"python -m tests.parity --families {row.family} --peers {row.peer} --modalities {row.modality}"
+        f" --seed {seed} --example {number}"
+    )
+
+
+def _absent(task: Task) -> Row:
+    peer, family, modality = task
+    return Row(family, peer, None, modality)
+
+
 def _run(tasks: Sequence[Task], options: argparse.Namespace) -> list[Row]:
     """Rows in the order of the tasks, each in one of several processes."""
-    there = [not missing(NAMES[peer]) for peer, _, _ in tasks]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.jobs, mp_context=context, initializer=_prepare) as pool:
         made = [
-            pool.submit(_row, task, options.examples, options.seed) if installed else None
-            for task, installed in zip(tasks, there, strict=True)
+            None
+            if missing(NAMES[task[0]])
+            else pool.submit(_row, task, options.examples, options.seed, options.example)
+            for task in tasks
         ]
         return [
-            future.result() if future is not None else Row(family, peer, None, modality)
-            for future, (peer, family, modality) in zip(made, tasks, strict=True)
+            future.result() if future is not None else _absent(task) for future, task in zip(made, tasks, strict=True)
         ]
 
 
-def _row(task: Task, examples: int, seed: int) -> Row:
+def _row(task: Task, examples: int, seed: int, example: int | None) -> Row:
     peer, family, modality = task
     started = time.monotonic()
-    row = run_row(NAMES[peer], family, modality, examples, seed)
-    print(f"{family}, {peer}, {modality}: {row.compared} in {time.monotonic() - started:.0f} s", file=sys.stderr)
+    row = run_row(NAMES[peer], family, modality, examples, seed, example)
+    took = time.monotonic() - started
+    print(f"{family}, {peer}, {modality}: {row.compared or 'nothing'} compared in {took:.0f} s", file=sys.stderr)
     return row
 
 
@@ -104,7 +126,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--examples", type=_positive, default=10, metavar="N", help="configurations a row (10)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn (0)")
     parser.add_argument("--jobs", type=_positive, default=min(os.cpu_count() or 1, 8), metavar="N", help="processes")
-    for name, known in (("families", FAMILIES), ("peers", tuple(NAMES)), ("modalities", MODALITIES)):
+    parser.add_argument("--example", type=_number, metavar="N", help="nothing but the draw of this number, from 0")
+    for name, known in PARTS.items():
         parser.add_argument(f"--{name}", type=_some(known), default=known, metavar="A,B", help=", ".join(known))
     parser.add_argument("--write", action="store_true", help="also into reference_models/README.md, if all agree")
     return parser
@@ -113,6 +136,12 @@ def _parser() -> argparse.ArgumentParser:
 def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _number(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)
 
 

@@ -104,7 +104,8 @@ def _ask(peer: Peer, case: Case, folder: Path) -> tuple[Engine, np.ndarray]:
         engine = peer.open(case, folder)
         return engine, engine.prefill()
     except Exception as error:
-        raise Refusal(f"{type(error).__name__}: {error}") from error
+        said = str(error).replace(str(folder), folder.name)  # a scratch path is another one in every run
+        raise Refusal(f"{type(error).__name__}: {said}") from error
 
 
 def _follow(case: Case, ours: Ours, engine: Engine, theirs: np.ndarray) -> Outcome:
@@ -151,13 +152,18 @@ def _judge(
     off = np.where(np.isfinite(off), off, np.inf)
     good = len(off)
     if off.max() > TOLERANCE and rule is not None:
-        flip = routing.first_flip(here, there, rule)
+        try:
+            flip = routing.first_flip(here, there, rule)
+        except routing.UnexplainedFlip as error:
+            error.off = float(off.max())
+            raise
         if flip is not None:
             outcome.flips.append(flip)
             good = flip.token
     if good and off[:good].max() > TOLERANCE:
         where = int(off[:good].argmax())
-        raise Disagreement(f"{name}: token {where} is off by {off[where]:.1e} deviations of the logits", off[where])
+        apart = float(off[where])
+        raise Disagreement(f"{name}: token {where} is off by {apart:.1e} deviations of the logits", apart)
     outcome.worst = max(outcome.worst, float(off[:good].max(initial=0.0)))
     outcome.logits += good * mine.shape[-1]
     return good == len(off)

@@ -54,6 +54,12 @@ def shortest_window(case: Case) -> float:
     return min((window for window in windows if window is not None), default=float("inf"))
 
 
+def longest_window(case: Case) -> float:
+    """The most keys that a layer shows a token; infinite where a layer has no sliding window."""
+    windows = getattr(case.config, "windows", ()) or (None,)
+    return max(float("inf") if window is None else window for window in windows)
+
+
 def mistaken_patches(vision: Any) -> bool:
     """The published weight of the patch embedding ``[width, C, T, P, P]`` looks as if its channels came last."""
     channels, frames, size = vision.in_channels, vision.temporal_patch_size, vision.patch_size

@@ -21,7 +21,10 @@ TIE = 5e-5  # softmax scores nearer than this may be ranked either way; they agr
 
 
 class UnexplainedFlip(AssertionError):
-    """The sides chose different experts although the scores are apart."""
+    """The sides chose different experts although the scores are apart. ``off``: by how many deviations the logits of
+    that forward differ, once they are known."""
+
+    off: float = float("inf")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from tests.parity.comparing import Outcome
 from tests.parity.limitations import LIMITATIONS
 from tests.parity.peers import missing
 from tests.parity.routing import Flip
-from tests.parity.running import Row
-from tests.parity.table import BEGIN, END, markdown, span, write_block
+from tests.parity.running import Failure, Row
+from tests.parity.table import BEGIN, END, markdown, span, summary, write_block
 
 
 def a_row(**changes: Any) -> Row:
@@ -36,26 +37,76 @@ def line(text: str, start: str) -> str:
     return found
 
 
+KNOWN = next(entry for entry in LIMITATIONS if entry.kind == "known failure")
+LIMIT = next(entry for entry in LIMITATIONS if entry.kind == "limitation")
+
+
 def test_a_row_says_what_was_measured() -> None:
-    entry = LIMITATIONS[0]
-    row = a_row(drawn=25, known={entry.id: 15}, off={entry.id: [0.5, 0.25]})
+    name = KNOWN.id
+    row = a_row(drawn=25, known=Counter({name: 15}), alone=Counter({name: 2}), off={name: [0.5, 0.25]})
     row.outcome.flips.append(Flip(1, 7, 3e-6))
     text = markdown([row], 10, 3)
     assert line(text, "| mistral4") == (
-        f"| mistral4 | mlx-lm 1.2 | text | 10 of 25 drawn | 2.3e-06 | 39 of 40 | `{entry.id}` (15) |"
+        f"| mistral4 | mlx-lm 1.2 | text | 10 of 25 drawn | 2.3e-06 | 39 of 40 | `{name}` (15) |"
     )
-    assert "10 configurations a row, seed 3" in text
-    assert "measured 2.5e-01 to 5.0e-01" in line(text, f"- `{entry.id}`")
+    assert "10 configurations a row, seed 3" in text and "Draw 4 of each row alone, seed 3" in markdown([row], 10, 3, 4)
+    assert "measured 2.5e-01 to 5.0e-01, 3e-03 to 3e+01 accepted" in line(text, f"- `{name}`")
     assert "expert layer 1, token 7" in text and "two greedy tokens 1.0e-06 apart" in text
-    assert all(entry.id not in text for entry in LIMITATIONS[1:])
+    assert all(entry.id not in text for entry in LIMITATIONS if entry != KNOWN)
+
+
+def test_a_refusal_is_told_as_it_was_said() -> None:
+    met = {"known": Counter({LIMIT.id: 4}), "alone": Counter({LIMIT.id: 3})}
+    text = markdown([a_row(**met, said={LIMIT.id: "ValueError: 16\n  parameters" + " more" * 99})], 10, 0)
+    assert "; it said ValueError: 16 parameters more" in line(text, f"- `{LIMIT.id}`") and "more..." in text
+    assert "FAILED to show it" in line(markdown([a_row(**met)], 10, 0), f"- `{LIMIT.id}`")
+
+
+def test_an_entry_that_was_never_met_alone_is_not_told_as_tried() -> None:
+    row = a_row(known=Counter({KNOWN.id: 9, LIMIT.id: 9}), alone=Counter({LIMIT.id: 1}), shared=Counter({KNOWN.id: 1}))
+    tried, untried = markdown([row], 10, 0).split("Known failures and limitations that this run does not show:")
+    assert f"- `{KNOWN.id}`" not in tried and f"- `{LIMIT.id}`" in tried
+    assert line(untried, f"- `{KNOWN.id}`").endswith("; never met alone, so not tried.")
+    elsewhere = a_row(alone=Counter({KNOWN.id: 1}), off={KNOWN.id: [0.5]})
+    assert "never met alone" not in markdown([row, elsewhere], 10, 0), "one row is enough"
 
 
 def test_what_was_not_compared_is_no_pass() -> None:
     text = markdown([a_row(version=None, compared=0, drawn=0, outcome=Outcome())], 10, 0)
     assert "| not installed |" in line(text, "| mistral4") and "0.0e+00" not in text
+    assert text.startswith("NOT COMPARED with mlx-lm: "), "before the table"
     text = markdown([a_row(compared=0, drawn=500, outcome=Outcome())], 10, 0)
-    assert "| 0 of 500 drawn | none to compare | 0 of 0 |" in line(text, "| mistral4") and "0.0e+00" not in text
-    assert "**1 FAILED**" in markdown([a_row(failures=["x"])], 10, 0)
+    assert "| 0 of 500 drawn | none to compare | none |" in line(text, "| mistral4") and "0.0e+00" not in text
+    assert "1 rows: 0 agree; 1 compared nothing" in text
+    text = markdown([a_row(compared=0, tied=7, drawn=500, outcome=Outcome())], 10, 0)
+    assert "| 0 of 500 drawn, 7 tied at the first token | none to compare |" in text
+
+
+def test_a_row_that_failed_shows_the_difference_that_did() -> None:
+    nothing = Outcome()
+    for failures, outcome, shown in (
+        ([Failure("x", 3, 0.2), Failure("x", 4, 0.7), Failure("x", 5)], nothing, "**7.0e-01**"),
+        ([Failure("x", 3, float("inf"))], Outcome(worst=1e-6, logits=64), "**inf**"),
+        ([Failure("Refusal", 3)], nothing, "nothing agreed"),
+        ([Failure("Refusal", 3)], Outcome(worst=1e-6, logits=64), "1.0e-06"),
+    ):
+        text = markdown([a_row(failures=failures, outcome=outcome)], 10, 0)
+        assert f"| {shown} |" in line(text, "| mistral4") and "0.0e+00" not in text
+        assert f"**{len(failures)} FAILED**" in text and "1 rows: 0 agree; 1 FAILED." in text
+
+
+def test_the_sum_counts_every_row_once() -> None:
+    rows = [a_row(), a_row(), a_row(compared=0), a_row(version=None, compared=0), a_row(failures=[Failure("x", 0)])]
+    told = summary([*rows, a_row(compared=0, failures=[Failure("x", 0)])])
+    assert told.startswith("6 rows: 2 agree; 2 FAILED; 1 compared nothing, and say nothing about our models; 1 not ")
+    assert summary([a_row()]) == "1 rows: 1 agree."
+
+
+def test_exact_agreement_is_explained_where_it_occurs() -> None:
+    exact = Outcome(worst=0.0, logits=640, greedy=40, equal=40)
+    assert "the same kernels" in markdown([a_row(outcome=exact)], 10, 0)
+    for other in (a_row(), a_row(peer="transformers", outcome=exact), a_row(compared=0, outcome=Outcome())):
+        assert "the same kernels" not in markdown([other], 10, 0)
 
 
 def test_a_span_of_one_is_one() -> None:
@@ -82,9 +133,16 @@ def test_only_the_block_between_the_marks_changes(tmp_path: Path) -> None:
         (["--families", "qwen9"], "'qwen9' is not one of mistral4"),
         (["--peers", "mlx_lm"], "'mlx_lm' is not one of transformers"),
         (["--families", "mistral4", "--modalities", "image"], "nothing to compare"),
+        (["--example", "-1"], "--example"),
+        (["--write", "--families", "mistral4"], "--write replaces the whole table, so it goes without --families"),
+        (["--write", "--peers", "mlx-lm", "--modalities", "text"], "so it goes without --peers, --modalities"),
+        (["--write", "--example", "0"], "so it goes without --example"),
     ],
 )
-def test_unusable_input_is_one_line(given: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unusable_input_is_one_line(
+    given: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "_run", lambda tasks, options: pytest.fail("it ran"))
     try:
         code: Any = cli.main(given)
     except SystemExit as error:
@@ -109,8 +167,11 @@ def test_the_exit_code_tells_a_pass_from_the_rest(rows: list[Row], capsys: pytes
     assert cli.main([]) == 0 and "old" in cli.README.read_text()
     assert cli.main(["--write"]) == 0 and "| mistral4 | mlx-lm 1.2" in cli.README.read_text()
     for bad, told in (
-        (a_row(failures=["Disagreement: far off"]), "FAIL mistral4, mlx-lm, text: Disagreement: far off"),
-        (a_row(version=None, compared=0), "NOT COMPARED with mlx-lm"),
+        (
+            a_row(failures=[Failure("Disagreement: far off", 17, 0.3)]),
+            f"FAIL mistral4, mlx-lm, text: Disagreement: far off\n  again: {cli.again(a_row(), 0, 17)}\n",
+        ),
+        (a_row(version=None, compared=0), "2 rows: 1 agree; 1 not compared, the peer is not installed."),
     ):
         rows[1:] = [bad]
         cli.README.write_text(f"{BEGIN}\nold\n{END}\n")
@@ -122,7 +183,23 @@ def test_a_peer_that_is_missing_gets_a_row(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(cli.NAMES["mlx-vlm"], "needs", ("no-such-package",), raising=False)
     assert cli.main(["--peers", "mlx-vlm", "--modalities", "text", "--jobs", "1"]) == 1
     out = capsys.readouterr()
-    assert out.out.count("not installed") == 3 and "no-such-package not installed" in out.err
+    first = "NOT COMPARED with mlx-vlm: no-such-package not installed"
+    assert out.err.startswith(first) and out.out.startswith(first) and out.out.count("| not installed |") == 3
+    assert out.err.rstrip().endswith("3 rows: 0 agree; 3 not compared, the peer is not installed.")
+
+
+def test_the_command_of_a_failure_repeats_that_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def run(tasks: Any, options: Any) -> list[Row]:
+        asked.append((tasks, options.seed, options.example))
+        return [a_row(drawn=1, compared=1)]
+
+    monkeypatch.setattr(cli, "_run", run)
+    command = cli.again(a_row(family="qwen2_vl", peer="mlx-vlm", modality="mixed"), 7, 21)
+    assert command.startswith("python -m tests.parity ") and command.endswith(" --seed 7 --example 21")
+    assert cli.main(command.split()[3:]) == 0
+    assert asked == [([("mlx-vlm", "qwen2_vl", "mixed")], 7, 21)]
 
 
 def test_the_command_runs_rows_in_processes_of_their_own() -> None:
@@ -140,3 +217,4 @@ def test_the_command_runs_rows_in_processes_of_their_own() -> None:
     for family in ("nemotron_nas", "qwen2_vl"):
         row = line(done.stdout, f"| {family}")
         assert "| text | 2 " in row and "| 8 of 8 |" in row
+    assert done.stderr.rstrip().endswith("2 rows: 2 agree.")

@@ -39,13 +39,14 @@ class MlxVlm:
 
 
 class MendedMlxVlm(MlxVlm):
-    """mlx-vlm with the two GELUs of qwen3_vl_moe's tower exchanged, so that its images can be compared at all."""
+    """mlx-vlm with the two GELUs of qwen3_vl_moe's tower exchanged, so that its images can be compared at all, and what
+    else it gets wrong can be met alone."""
 
     name = "mlx-vlm-mended"
     mended = frozenset({"mlx-vlm-moe-gelus"})
 
     def modalities(self, family: str) -> tuple[str, ...]:
-        return ("image", "images", "video") if family == "qwen3_vl_moe" else ()
+        return ("image", "images", "video", "mixed") if family == "qwen3_vl_moe" else ()
 
     def _mend(self, model: Any) -> Any:
         for name, module in model.vision_tower.named_modules():
