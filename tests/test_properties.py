@@ -141,12 +141,6 @@ def test_a_planted_bug_of_the_outputs_is_seen_by_nothing_else(fault: Fault) -> N
     assert [bug.finding.text() for bug in result.found] == []
 
 
-def test_the_readme_says_what_the_command_says() -> None:
-    told = (ROOT / "README.md").read_text()
-    listed = [f"- `{prop.id}`: {prop.sentence} Decisive: {prop.decisive_when}." for prop in properties.ALL]
-    assert "\n\n" + "\n".join(listed) + "\n\n" in told
-
-
 def test_every_property_has_a_planted_bug() -> None:
     """The offset policy is the planted bug of the first property; every other one has a fault."""
     covered = {fault.breaks for fault in FAULTS} | {"mask_key_axis_equals_live_keys"}

@@ -13,14 +13,15 @@ from harness.faults.model import Fault
 from harness.faults.patching import replacing
 from reference_models import prompt as prompts
 from reference_models import rope
-from reference_models.engine import CachePool
+from reference_models.engine import CachePool, KVCache
 from reference_models.mrope_decoder import MRopeDecoder
 from reference_models.prompt import Prompt
 
 
 def _offset_mask(original: Any) -> Any:
     def forward(self: Any, tokens: Any, caches: Any, mask_policy: str = "live", prompt: Any = None) -> Any:
-        return original(self, tokens, caches, mask_policy if prompt is None else "offset", prompt)
+        cached = isinstance(caches[0], KVCache)  # a forward without a cache has the masks that it was given
+        return original(self, tokens, caches, "offset" if prompt is not None and cached else mask_policy, prompt)
 
     return forward
 
