@@ -6,7 +6,6 @@ Thin on purpose. What is drawn, run and judged lives in ``harness`` and ``proper
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 
 import pytest
 
@@ -19,7 +18,6 @@ from harness.reporting.coverage import WITH_IMAGES
 from harness.target import Path
 from harness.targets.reference import FAMILIES, ReferenceTarget, paths, targets
 
-ROOT = pathlib.Path(__file__).parent.parent
 SEED = 20_26
 QUICK = PROFILES["quick"]
 FEW = dataclasses.replace(QUICK, programs=32)  # for four configurations
