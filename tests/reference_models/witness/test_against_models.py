@@ -122,6 +122,21 @@ def test_whoever_is_not_visible_plays_no_part(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", registry.FAMILIES)
+def test_every_layer_has_its_own_matrix(family: str) -> None:
+    """In the last attention layer alone the last token is blinded: no other answer changes, its own does."""
+    for variant in registry.variants(family):
+        pair = Pair(variant, 4)
+        before = pair.witness().logits
+        shown = [pair.shown(window) for window in pair.windows]
+        shown[-1] = shown[-1].copy()
+        seen = shown[-1][-1].copy()
+        shown[-1][-1] = np.arange(TOKENS) == TOKENS - 1
+        after = pair.witness(visible=tuple(shown)).logits
+        assert np.abs(before - after)[:-1].max() <= 1e-12
+        assert (np.abs(before - after)[-1].max() > 1e-6) == (seen.sum() > 1)
+
+
+@pytest.mark.parametrize("family", registry.FAMILIES)
 def test_blocks_of_queries_change_nothing(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(drawn(family, 2), 2)
     whole = pair.witness().logits

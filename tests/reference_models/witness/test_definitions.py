@@ -65,6 +65,11 @@ def test_scores_are_scaled_before_the_softmax() -> None:
     assert out[1, 0] == pytest.approx(np.exp(2) / (np.exp(1) + np.exp(2)))
 
 
+def test_large_scores_do_not_overflow() -> None:
+    q, k = np.array([[[0.0], [1e4]]]), np.array([[[1.0], [2.0]]])
+    assert attend(q, k, np.array([[[0.0], [1.0]]]), TWO, 1.0).tolist() == [[0.0], [1.0]]
+
+
 @pytest.mark.parametrize(
     ("rule", "scores", "taken", "gap"),
     [
