@@ -10,16 +10,23 @@ Patch = Callable[[Any], Any]
 
 
 def replacing(owner: Any, name: str, make: Patch) -> Callable[[], AbstractContextManager[None]]:
-    """A ``plant``: replaces ``owner.name`` by ``make(original)`` and puts it back."""
+    """A ``plant``: replaces ``owner.name`` by ``make(original)`` and puts it back.
+
+    What ``owner`` inherits is inherited again afterwards: left behind as its own, it would hide whatever is planted in
+    the class that it comes from.
+    """
 
     @contextmanager
     def plant() -> Iterator[None]:
-        original = getattr(owner, name)
+        original, own = getattr(owner, name), name in vars(owner)
         setattr(owner, name, make(original))
         try:
             yield
         finally:
-            setattr(owner, name, original)
+            if own:
+                setattr(owner, name, original)
+            else:
+                delattr(owner, name)
 
     return plant
 

@@ -14,6 +14,7 @@ import harness.faults
 from harness import cli, detection
 from harness.detection import Hunt, hunt, hunt_all, runs_of, summarise
 from harness.faults import ALL_FAULTS, IMAGE_FAULTS, Fault
+from harness.faults.patching import replacing
 from harness.profiles import PROFILES
 from harness.reporting.kill_matrix import matrix_markdown
 from harness.targets.reference import FAMILIES, paths, targets
@@ -22,6 +23,24 @@ from harness.terminal import INTERRUPTS
 SMOKE = PROFILES["smoke"]
 BY_ID = {fault.id: fault for fault in ALL_FAULTS}
 HARMLESS = Fault("nothing-is-wrong", "the target is right", "every_operation_completes", contextlib.nullcontext)
+
+
+def test_what_was_inherited_is_inherited_again() -> None:
+    """A patched subclass must not keep the method as its own: it would hide bugs that are planted in its base."""
+
+    class Base:
+        def act(self) -> int:
+            return 1
+
+    class Heir(Base):
+        pass
+
+    with replacing(Heir, "act", lambda original: lambda self: original(self) + 1)():
+        assert Heir().act() == 2
+    assert "act" not in vars(Heir)
+    with replacing(Base, "act", lambda original: lambda self: 7)():
+        assert Heir().act() == 7
+    assert Heir().act() == 1
 
 
 def test_ids_are_unique() -> None:

@@ -39,9 +39,11 @@ def test_the_mask_comes_from_the_first_attention_layer(name: str, monkeypatch: p
     asked: list[object] = []
     original = masks.chunk_mask
 
-    def watched(l: int, cache: masks.CacheLengths, policy: masks.MaskPolicy) -> mx.array | None:
+    def watched(
+        l: int, cache: masks.CacheLengths, policy: masks.MaskPolicy, window: int | None = None
+    ) -> mx.array | None:
         asked.append(cache)
-        return original(l, cache, policy)
+        return original(l, cache, policy, window)
 
     monkeypatch.setattr(masks, "chunk_mask", watched)
     caches = model.make_caches()
