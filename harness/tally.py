@@ -12,6 +12,17 @@ from harness.media import runs
 from harness.operations import Chunk, Decode, Prefill, Rollback
 from harness.target import Target
 
+IMAGE_STATES = (
+    "with_images",
+    "trim_cut_image",
+    "chunk_cut_image",
+    "chunk_behind_image",
+    "rolled_back_into_image",
+    "chunk_after_cut_image",
+    "with_videos",
+)
+"""Counters of ``Coverage`` that only prompts with images can reach."""
+
 GROWTH = 256  # slots by which the engines under test enlarge a KV cache; crossing it is a state worth reaching
 
 
@@ -141,18 +152,7 @@ def _kept_sinks(step: Step) -> bool:
 
 def _image_states(run: Execution) -> dict[str, bool]:
     """Which of the states that need an image a run reached, by the names of ``Coverage``."""
-    met = dict.fromkeys(
-        (
-            "with_images",
-            "trim_cut_image",
-            "chunk_cut_image",
-            "chunk_behind_image",
-            "rolled_back_into_image",
-            "chunk_after_cut_image",
-            "with_videos",
-        ),
-        False,
-    )
+    met = dict.fromkeys(IMAGE_STATES, False)
     cut: set[int] = set()  # sequences that hold a part of an image
     spans: dict[int, list[range]] = {}  # of each sequence: where its images stand
     for step in run.steps:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from harness.tally import IMAGE_STATES
+
 REACHED: dict[str, str] = {
     "programs": "programs run",
     "operations": "operations applied",
@@ -48,15 +50,7 @@ MISSED: dict[str, str] = {
 }
 """What a count of 0 means, for the states that one would want reached."""
 
-WITH_IMAGES = (
-    "with_images",
-    "trim_cut_image",
-    "chunk_cut_image",
-    "chunk_behind_image",
-    "rolled_back_into_image",
-    "chunk_after_cut_image",
-    "with_videos",
-)
+WITH_IMAGES = IMAGE_STATES
 """States of the path with images only."""
 
 
