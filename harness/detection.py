@@ -46,7 +46,7 @@ def runs_of(fault: Fault, families: Sequence[str]) -> list[tuple[str, Path]]:
         for family in families
         for path in reference.paths(family)
         if (path == "images" or fault not in IMAGE_FAULTS)
-        and any(_shows(fault, target) for target in reference.targets(family, path=path))
+        and any(map(fault.shown_on, reference.targets(family, path=path)))
     ]
 
 
@@ -65,7 +65,7 @@ def hunt(
     """
     name = report_name(family, path)
     with fault.plant():
-        targets = [t for t in family_targets(family, "live", profile, seed, path) if _shows(fault, t)]
+        targets = [t for t in family_targets(family, "live", profile, seed, path) if fault.shown_on(t)]
         own_seed = derive_seed(seed, fault.id)
         result = run_campaign(
             f"{name}_{fault.id}",
@@ -141,7 +141,3 @@ def summarise(hunts: Sequence[Hunt]) -> Summary:
         return statistics.median(getattr(one, name) for one in killed) if killed else None
 
     return Summary(len(hunts), len(killed), median("seconds"), median("after"), median("operations"))
-
-
-def _shows(fault: Fault, target: reference.ReferenceTarget) -> bool:
-    return fault.shown_on(target) and (any(target.windows) or not fault.windowed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -21,15 +22,15 @@ _DECISIVE = (
 )
 
 
-class _OutputsEqual(Property):
+class _OutputsEqual(Property, ABC):
     """Every token of a run against what is expected of it."""
 
     decisive_when = _DECISIVE
     name: ClassVar[str]
 
+    @abstractmethod
     def expected(self, evidence: Evidence) -> Expected | str | None:
         """What the witness says, the error that it raised, or None where there is nothing to ask."""
-        raise NotImplementedError
 
     def judge_run(self, evidence: Evidence) -> Judgement:
         expected = self.expected(evidence)

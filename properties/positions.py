@@ -31,9 +31,8 @@ class PositionsAreAbsolute(Property):
             compared = 0
             for number, call in enumerate(forward.seen.positions):
                 given = np.asarray(call.positions, np.float64)
-                if (
-                    call.kind != "rope" and given.ndim and given.shape[-1] == 1
-                ):  # every token of the chunk gets this one
+                # One number broadcasts: it is every token's. A call of RoPE turns just the tokens it is given.
+                if call.kind != "rope" and given.ndim and given.shape[-1] == 1:
                     given = np.broadcast_to(given, (*given.shape[:-1], len(positions)))
                 if given.ndim == 0 or given.shape[-1] != len(positions):
                     continue  # a table of angles, say: which of them a token got is not to be seen here

@@ -29,11 +29,7 @@ OUTPUTS = {prop.id for prop in properties.ALL if prop.id.startswith("outputs_")}
 
 def shown_on(fault: Fault, family: str, path: Path = "text") -> list[ReferenceTarget]:
     """The configurations of a family on which a fault can be seen at all."""
-    return [
-        target
-        for target in targets(family, path=path)
-        if fault.shown_on(target) and (any(target.windows) or not fault.windowed)
-    ]
+    return [target for target in targets(family, path=path) if fault.shown_on(target)]
 
 
 def families_of(fault: Fault) -> list[tuple[str, Path]]:

@@ -14,8 +14,7 @@ class Fault:
 
     ``breaks``: id of the property that must find it; None for a harmless variation, which no property may report.
     ``source``: the public report that it is modelled on, or "" for one of our own.  ``plant()``: a context manager;
-    while it is open the reference engine has the bug.  ``windowed``: it shows only on a target with sliding windows;
-    ``shown_on(target)``: ... only on such a target.
+    while it is open the reference engine has the bug.  ``shown_on(target)``: can it show there at all?
     """
 
     id: str
@@ -23,5 +22,4 @@ class Fault:
     breaks: str | None
     plant: Callable[[], AbstractContextManager[None]]
     source: str = ""
-    windowed: bool = False
     shown_on: Callable[[Any], bool] = lambda target: True

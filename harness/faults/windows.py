@@ -46,6 +46,10 @@ def _no_window_for_one(original: Any) -> Any:
     return chunk_mask
 
 
+def _has_windows(target: Any) -> bool:
+    return any(target.windows)
+
+
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "window-one-too-wide",
@@ -53,21 +57,21 @@ FAULTS: tuple[Fault, ...] = (
         _CONTENT,
         _window(lambda window, cache: window + 1),
         "ml-explore/mlx-lm#390",
-        windowed=True,
+        shown_on=_has_windows,
     ),
     Fault(
         "window-counts-slots",
         "a sliding window counts the keys held, not positions, so behind kept sinks it reaches too far back",
         _CONTENT,
         replacing(masks, "chunk_mask", _window_in_slots),
-        windowed=True,
+        shown_on=_has_windows,
     ),
     Fault(
         "full-mask-on-windowed-layers",
         "layers with a sliding window get the mask of those without",
         _CONTENT,
         _window(lambda window, cache: None),
-        windowed=True,
+        shown_on=_has_windows,
     ),
     Fault(
         "no-window-for-one-token",
@@ -75,13 +79,13 @@ FAULTS: tuple[Fault, ...] = (
         _CONTENT,
         replacing(masks, "chunk_mask", _no_window_for_one),
         "rajveer43/VeloxQuant-MLX#463",
-        windowed=True,
+        shown_on=_has_windows,
     ),
     Fault(
         "window-shrinks-with-trims",
         "a sliding window is counted from the live length, so every front trim narrows it",
         _CONTENT,
         _window(lambda window, cache: max(1, window - cache.live_start)),
-        windowed=True,
+        shown_on=_has_windows,
     ),
 )

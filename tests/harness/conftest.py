@@ -1,4 +1,4 @@
-"""Loads ``fake_target.py`` under a name that test modules can import: importlib mode puts no folder on the path."""
+"""Loads the modules that tests share under names that they can import: importlib mode puts no folder on the path."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import importlib.util
 import sys
 from pathlib import Path
 
-NAME = "kv_harness_fake_target"
-
-if NAME not in sys.modules:
-    spec = importlib.util.spec_from_file_location(NAME, Path(__file__).with_name("fake_target.py"))
-    assert spec is not None and spec.loader is not None
-    sys.modules[NAME] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[NAME])
+for shared in ("fake_target", "on_fakes"):  # the second builds on the first
+    name = f"kv_harness_{shared}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{shared}.py"))
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])

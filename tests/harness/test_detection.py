@@ -13,7 +13,7 @@ import pytest
 import harness.faults
 from harness import cli, detection
 from harness.detection import Hunt, hunt, hunt_all, runs_of, summarise
-from harness.faults import ALL_FAULTS, IMAGE_FAULTS, Fault
+from harness.faults import ALL_FAULTS, IMAGE_FAULTS, Fault, windows
 from harness.faults.patching import replacing
 from harness.profiles import PROFILES
 from harness.reporting.kill_matrix import matrix_markdown
@@ -56,7 +56,7 @@ def test_a_bug_is_tried_where_it_can_show(fault: Fault) -> None:
         assert {path for _, path in runs} == {"images"}
     for family, path in runs:
         assert any(fault.shown_on(target) for target in targets(family, path=path))
-    if fault.windowed:
+    if fault in windows.FAULTS:
         assert runs == [("qwen2_vl", "text")]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import properties
 from harness import cli, runner
 from harness.campaign import CampaignResult, run_campaign
 from harness.execution import execute
+from harness.faults.patching import replacing
 from harness.media import Media
 from harness.operations import Chunk, Prefill, Program, TrimFront
 from harness.profiles import PROFILES, Profile
@@ -138,31 +139,22 @@ def test_a_run_reports_what_it_drew_and_repeats_itself(
 # Bugs that live in rare configurations only.
 
 
-@contextmanager
-def planted(module: Any, rare: Callable[[Any], bool]) -> Iterator[None]:
+def planted(module: Any, rare: Callable[[Any], bool]) -> AbstractContextManager[None]:
     """The models of a family show each token the one after it, if their configuration is a rare one."""
-    own = "__call__" in vars(module.Model)
-    call, made = module.Model.__call__, masks.chunk_mask
+    made = masks.chunk_mask
 
     def leaking(*arguments: Any) -> Any:
         mask = made(*arguments)
         return None if mask is None else masks.mx.concatenate([mask[1:], mask[-1:]])
 
-    def chosen(self: Any, *arguments: Any, **named: Any) -> Any:
-        masks.chunk_mask = leaking if rare(self.config) else made
-        try:
-            return call(self, *arguments, **named)
-        finally:
-            masks.chunk_mask = made
+    def make(call: Any) -> Any:
+        def chosen(self: Any, *arguments: Any, **named: Any) -> Any:
+            with replacing(masks, "chunk_mask", lambda right: leaking if rare(self.config) else right)():
+                return call(self, *arguments, **named)
 
-    module.Model.__call__ = chosen
-    try:
-        yield
-    finally:
-        if own:
-            module.Model.__call__ = call
-        else:  # inherited: left behind, it would hide what is planted in the class that it comes from
-            del module.Model.__call__
+        return chosen
+
+    return replacing(module.Model, "__call__", make)()
 
 
 def campaign(family: str, chosen: list[ReferenceTarget]) -> CampaignResult:

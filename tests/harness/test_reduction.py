@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from kv_harness_fake_target import FakeTarget
+from kv_harness_on_fakes import fake
 
 import properties
 from harness.findings import Finding, FindingError, Violation
@@ -28,10 +29,6 @@ from harness.target import RemovalObservation
 
 WIDTH = "mask_key_axis_equals_live_keys"
 OWNERS = [("pool",), ("pool", "model"), ("model", "pool"), ("pool", "pool", "pool")]
-
-
-def fake(*bugs: Any, **named: Any) -> FakeTarget:
-    return FakeTarget(bugs=frozenset(bugs), **named)
 
 
 def found(target: FakeTarget, program: Program, property_id: str) -> Finding | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from kv_harness_fake_target import FakeTarget
+from kv_harness_on_fakes import fake
 
 import properties
 from harness.execution import execute
@@ -20,10 +21,6 @@ from harness.trace import Trace, TraceError
 
 PROGRAM = Program((Prefill(6), TrimFront(2), Chunk(3)))
 WIDTH = "mask_key_axis_equals_live_keys"
-
-
-def fake(*bugs: Any, **named: Any) -> FakeTarget:
-    return FakeTarget(bugs=frozenset(bugs), **named)
 
 
 def trace_of(target: FakeTarget) -> Trace:
