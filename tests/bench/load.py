@@ -6,7 +6,10 @@ loader evaluates all weights.  Prints the best and the median time, the least pr
 disturb less) and the largest peak; what the process holds before loading (interpreter, libraries) is printed as well,
 and taken off for the ratio.
 
-    python tests/bench/load.py [--gb 2] [--family qwen3_vl] [--bits N] [--dtype bfloat16] [--rounds 6]
+    python tests/bench/load.py [--gb 2] [--family qwen3_vl] [--sizes published] [--bits N] [--dtype bfloat16]
+                               [--rounds 6]
+
+A family with a vision tower is made without it: mlx-lm reads its text alone, and both must read the same bytes.
 """
 
 from __future__ import annotations
@@ -58,21 +61,23 @@ def load(loader: str, folder: Path) -> dict[str, float]:
     return {"seconds": seconds, "cpu": cpu, "before": before, "peak": resident("VmHWM")}
 
 
-def make(folder: Path, family: str, gb: float, dtype: str, bits: int | None) -> int:
-    """A checkpoint with the published dimensions and as many layers as the size asks for; bytes of its weights."""
+def make(folder: Path, family: str, gb: float, dtype: str, bits: int | None, sizes: str) -> int:
+    """A checkpoint with the dimensions of ``sizes`` and as many layers as ``gb`` asks for; bytes of its weights."""
     from harness.checkpoints import open_checkpoint, synthesise
     from reference_models.hf.sizes import SIZES
 
-    config = SIZES["published"][family]()
+    config = SIZES[sizes][family]()
+    if hasattr(config, "vision"):
+        config = dataclasses.replace(config, vision=None)
     with tempfile.TemporaryDirectory() as trial:  # one layer and two: the difference is a layer
-        sizes = []
+        made = []
         for layers in (1, 2):
             one = dataclasses.replace(config, num_hidden_layers=layers)
-            synthesise(family, Path(trial) / str(layers), config=one, dtype=dtype, bits=bits, sizes="published")
-            sizes.append(open_checkpoint(Path(trial) / str(layers)).weights.bytes)
-    layers = max(1, round((gb * 1e9 - sizes[0]) / (sizes[1] - sizes[0])) + 1)
+            synthesise(family, Path(trial) / str(layers), config=one, dtype=dtype, bits=bits, sizes=sizes)
+            made.append(open_checkpoint(Path(trial) / str(layers)).weights.bytes)
+    layers = max(1, round((gb * 1e9 - made[0]) / (made[1] - made[0])) + 1)
     config = dataclasses.replace(config, num_hidden_layers=layers)
-    synthesise(family, folder, config=config, dtype=dtype, bits=bits, sizes="published", shard_bytes=1 << 30)
+    synthesise(family, folder, config=config, dtype=dtype, bits=bits, sizes=sizes, shard_bytes=1 << 30)
     return open_checkpoint(folder).weights.bytes
 
 
@@ -82,6 +87,7 @@ def main() -> None:
     parser.add_argument("--family", default="qwen3_vl", help="one whose layers are alike (default: qwen3_vl)")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--bits", type=int)
+    parser.add_argument("--sizes", choices=("tiny", "published"), default="published", help="tiny: does it run at all?")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--child", nargs=2, metavar=("LOADER", "DIR"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -93,7 +99,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory(prefix="kv-harness-load-") as scratch:
         folder = Path(scratch) / "checkpoint"
-        size = make(folder, arguments.family, arguments.gb, arguments.dtype, arguments.bits)
+        size = make(folder, arguments.family, arguments.gb, arguments.dtype, arguments.bits, arguments.sizes)
         results: dict[str, list[dict[str, float]]] = {loader: [] for loader in LOADERS}
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         for turn in range(arguments.rounds):
