@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from harness.capability import needs
 from harness.execution import Execution
 from harness.findings import Finding, FindingError
 from harness.judge import judge_program
@@ -61,6 +62,8 @@ def replay(trace: Trace, target: Target, properties: Sequence[Property]) -> Repl
     """
     if trace.program.has_media and target.images is None:
         raise TraceError(f"its program has images, but {target.identity.full_name} takes none")
+    if unable := needs(trace.program) - target.capabilities:
+        raise TraceError(f"{target.identity.full_name} cannot run its program, it lacks: {', '.join(sorted(unable))}")
     recorded = trace.finding["property"] if trace.finding else None
     known = {prop.id for prop in properties}
     if recorded is not None and recorded not in known:

@@ -30,11 +30,19 @@ class UntrimmedOutputsAreByteIdentical(Property):
         other = evidence.counterpart
         if other is None or not evidence.untrimmed:
             return Judgement()
-        if _compare(evidence.run.steps, evidence.repeat, "", "").violation is not None:
-            return Judgement(inconclusive="the target does not repeat itself (same_program_same_bytes)")
+        if not repeats_itself(evidence):
+            return Judgement(inconclusive=NOT_REPEATED)
         steps = [evidence.run.steps[i] for i in evidence.untrimmed]
         mine, theirs = (run.target.identity.policy for run in (evidence.run, other))
         return _compare(steps, other, f"the {mine} policy", f"the {theirs} policy", masked_only=True)
+
+
+NOT_REPEATED = "the target does not repeat itself (same_program_same_bytes)"
+
+
+def repeats_itself(evidence: Evidence) -> bool:
+    """Does the program give the same bytes again? If not, no comparison of its numbers says anything."""
+    return _compare(evidence.run.steps, evidence.repeat, "", "").violation is None
 
 
 def _compare(

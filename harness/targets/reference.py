@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
 from collections.abc import Sequence
 from typing import Any, Literal, cast, get_args
 
 import mlx.core as mx
-import numpy as np
 
-from harness.operations import EnforceMaxKvSize, Owner
-from harness.probe import PositionHook, Probe
-from harness.target import (
-    CacheLengths,
-    CacheRows,
-    Capability,
-    ForwardObservation,
-    ImageFormat,
-    Path,
-    PromptInput,
-    RemovalObservation,
-    TargetIdentity,
-)
-from reference_models import registry, rope
+from harness.operations import Owner
+from harness.target import Capability, ImageFormat, Path, TargetIdentity
+from harness.targets.reference_session import ReferenceSession
+from reference_models import registry
 from reference_models.drawn import drawn_variants, read_variant, variant_to_json
-from reference_models.engine import CachePool, KVCache, MaskPolicy, enforce_max_kv_size
+from reference_models.engine import KVCache, MaskPolicy
 from reference_models.hf import ConfigError
-from reference_models.prompt import Images, Prompt
 from reference_models.registry import FAMILIES, UnknownFamily, Variant, variants
 
 KIND = "reference"
@@ -36,12 +23,6 @@ Storage = Literal["rows", "int8"]
 STORAGES: tuple[Storage, ...] = get_args(Storage)
 POLICIES: tuple[MaskPolicy, ...] = get_args(MaskPolicy)
 PATHS: tuple[Path, ...] = get_args(Path)
-
-#: Where our models hand out absolute positions other than through ``mx.fast.rope``.
-HOOKS = (
-    PositionHook(rope, "mrope_angles", "mrope", lambda position_ids, *_, **__: position_ids),
-    PositionHook(rope, "absolute_query_scale", "query_scale", lambda positions, *_, **__: positions),
-)
 
 
 class TargetError(ValueError):
@@ -52,79 +33,6 @@ class TargetError(ValueError):
 def _model(variant: Variant, seed: int) -> Any:
     """Building costs more than ten forwards; one model serves every policy, cache and example."""
     return variant.build(seed)
-
-
-@functools.lru_cache(maxsize=1)
-def _probe() -> Probe:
-    return Probe(HOOKS)
-
-
-class ReferenceSession:
-    """One CachePool with the caches of every sequence."""
-
-    def __init__(self, target: ReferenceTarget, owners: tuple[Owner, ...]) -> None:
-        self._model = _model(target.variant, target.weights_seed)
-        self._policy = target.policy
-        self._probe = _probe()
-        self._pool = CachePool()
-        self._ids = [self._pool.open(target.make_caches(self._model), owner) for owner in owners]
-        self._prompts: list[Prompt | None] = [None] * len(owners)
-
-    def forward(self, sequence: int, tokens: Sequence[int], prompt: PromptInput | None = None) -> ForwardObservation:
-        caches = self._pool.forward_caches(self._ids[sequence])
-        ids = mx.array([list(tokens)], dtype=mx.int32)
-        logits, error = None, None
-        if prompt is not None:  # outside the probe: the attention of a vision tower is not that of the cache
-            try:
-                self._prompts[sequence] = self._model.read(mx.array([prompt.tokens], mx.int32), _images(prompt))
-            except Exception as failure:  # as below
-                return ForwardObservation(tuple(tokens), None, error=f"{type(failure).__name__}: {failure}")
-        read = {} if (kept := self._prompts[sequence]) is None else {"prompt": kept}
-        with self._probe.watching() as record:
-            started = time.perf_counter()
-            try:
-                out = self._model(ids, list(caches), self._policy, **read)
-                mx.eval(out)
-                logits = np.array(out[0].astype(mx.float32))
-            except Exception as failure:  # whatever a model raises is an observation, and the judges decide
-                error = f"{type(failure).__name__}: {failure}"
-            seconds = time.perf_counter() - started
-        return ForwardObservation(tuple(tokens), logits, record.attention(), record.positions(), seconds, error)
-
-    def trim_front(self, sequence: int, n: int, keep: int) -> RemovalObservation:
-        return self._removal(lambda: self._pool.trim_front(self._ids[sequence], n, keep).removed)
-
-    def rollback(self, sequence: int, n: int) -> RemovalObservation:
-        seen = self._removal(lambda: self._pool.rollback(self._ids[sequence], n).removed)
-        prompt, offset = self._prompts[sequence], self._pool.forward_caches(self._ids[sequence])[0].offset
-        if any(seen.removed) and prompt is not None and offset < prompt.length:
-            self._prompts[sequence] = prompt.cut(offset) if offset else None
-        return seen
-
-    def enforce(self, rule: EnforceMaxKvSize) -> RemovalObservation:
-        sequence = self._ids[rule.sequence]
-        return self._removal(
-            lambda: (
-                enforce_max_kv_size(
-                    self._pool, sequence, rule.limit, rule.generation, rule.keep, rule.n_discard
-                ).trim.removed
-            )
-        )
-
-    def lengths(self, sequence: int) -> tuple[CacheLengths, ...]:
-        caches = self._pool.forward_caches(self._ids[sequence])
-        return tuple(CacheLengths(cache.offset, cache.live_start, cache.live_len) for cache in caches)
-
-    def rows(self, sequence: int) -> tuple[CacheRows, ...]:
-        caches = self._pool.forward_caches(self._ids[sequence])
-        return tuple(CacheRows(*(_numbers(array) for array in cache.rows())) for cache in caches)
-
-    @staticmethod
-    def _removal(act: Any) -> RemovalObservation:
-        try:
-            return RemovalObservation(tuple(act()))
-        except Exception as failure:  # as in forward
-            return RemovalObservation(error=f"{type(failure).__name__}: {failure}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,32 +102,14 @@ class ReferenceTarget:
         return cast(list[KVCache], model.make_caches(self.storage))
 
     def open(self, owners: tuple[Owner, ...]) -> ReferenceSession:
-        return ReferenceSession(self, owners)
+        model = _model(self.variant, self.weights_seed)
+        return ReferenceSession(model, self.policy, lambda: self.make_caches(model), owners)
 
     def renew(self) -> None:
         _model.cache_clear()
 
     def counterpart(self) -> ReferenceTarget:
         return dataclasses.replace(self, policy="offset" if self.policy == "live" else "live")
-
-
-def _images(prompt: PromptInput) -> Images:
-    """The same with arrays of MLX."""
-    pixels, grids, frames, videos = (
-        None if array is None else mx.array(array)
-        for array in (
-            prompt.pixel_values,
-            prompt.image_grid_thw,
-            prompt.pixel_values_videos,
-            prompt.video_grid_thw,
-        )
-    )
-    return Images(pixels, grids, frames, videos)
-
-
-def _numbers(array: mx.array | None) -> np.ndarray[Any, Any]:
-    """float32 holds every float16 and bfloat16 value, so no difference is lost. Nothing held: no row."""
-    return np.empty((1, 1, 0, 0), np.float32) if array is None else np.array(array.astype(mx.float32))
 
 
 def targets(

@@ -1,9 +1,11 @@
 """The reference engine: KV cache, masks, pool and scheduler that the model families run on."""
 
-from .kv_cache import KVCache, Storage
+from .cache_file import load_caches, save_caches
+from .kv_cache import KVCache
 from .masks import CacheLengths, MaskPolicy, causal_mask, chunk_mask, key_axis_before, rotating_mask
 from .pool import CachePool, Owner, TrimReport, UnknownSequence
 from .scheduler import EnforceReport, Event, Forward, Generation, Scheduler, enforce_max_kv_size
+from .side import Storage
 
 __all__ = [
     "CacheLengths",
@@ -23,5 +25,7 @@ __all__ = [
     "chunk_mask",
     "enforce_max_kv_size",
     "key_axis_before",
+    "load_caches",
     "rotating_mask",
+    "save_caches",
 ]

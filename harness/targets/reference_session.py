@@ -1,0 +1,169 @@
+"""A session of the reference target: one pool on one model, and the probe that watches its forwards."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from harness.operations import EnforceMaxKvSize, Owner
+from harness.probe import PositionHook, Probe
+from harness.target import (
+    CacheLengths,
+    CacheMemory,
+    CacheRows,
+    CopyObservation,
+    ForwardObservation,
+    PromptInput,
+    RemovalObservation,
+)
+from reference_models import rope
+from reference_models.engine import CachePool, KVCache, MaskPolicy, enforce_max_kv_size
+from reference_models.prompt import Images, Prompt
+
+#: Where our models hand out absolute positions other than through ``mx.fast.rope``.
+HOOKS = (
+    PositionHook(rope, "mrope_angles", "mrope", lambda position_ids, *_, **__: position_ids),
+    PositionHook(rope, "absolute_query_scale", "query_scale", lambda positions, *_, **__: positions),
+)
+
+
+@functools.lru_cache(maxsize=1)
+def _probe() -> Probe:
+    return Probe(HOOKS)
+
+
+class ReferenceSession:
+    """One CachePool with the caches of every sequence (as ``make_caches`` makes them), and their prompts."""
+
+    def __init__(
+        self, model: Any, policy: MaskPolicy, make_caches: Callable[[], list[KVCache]], owners: tuple[Owner, ...]
+    ) -> None:
+        self._model = model
+        self._policy = policy
+        self._probe = _probe()
+        self._pool = CachePool()
+        self._ids = [self._pool.open(make_caches(), owner) for owner in owners]
+        self._prompts: list[Prompt | None] = [None] * len(owners)  # never written to: copies may share them
+        self._kept_prompts: dict[int, Prompt | None] = {}
+
+    def forward(self, sequence: int, tokens: Sequence[int], prompt: PromptInput | None = None) -> ForwardObservation:
+        caches = self._pool.forward_caches(self._ids[sequence])
+        ids = mx.array([list(tokens)], dtype=mx.int32)
+        logits, error = None, None
+        if prompt is not None:  # outside the probe: the attention of a vision tower is not that of the cache
+            try:
+                self._prompts[sequence] = self._model.read(mx.array([prompt.tokens], mx.int32), _images(prompt))
+            except Exception as failure:  # as below
+                return ForwardObservation(tuple(tokens), None, error=f"{type(failure).__name__}: {failure}")
+        read = {} if (kept := self._prompts[sequence]) is None else {"prompt": kept}
+        with self._probe.watching() as record:
+            started = time.perf_counter()
+            try:
+                out = self._model(ids, list(caches), self._policy, **read)
+                mx.eval(out)
+                logits = np.array(out[0].astype(mx.float32))
+            except Exception as failure:  # whatever a model raises is an observation, and the judges decide
+                error = f"{type(failure).__name__}: {failure}"
+            seconds = time.perf_counter() - started
+        return ForwardObservation(tuple(tokens), logits, record.attention(), record.positions(), seconds, error)
+
+    def trim_front(self, sequence: int, n: int, keep: int) -> RemovalObservation:
+        return self._removal(lambda: self._pool.trim_front(self._ids[sequence], n, keep).removed)
+
+    def rollback(self, sequence: int, n: int) -> RemovalObservation:
+        seen = self._removal(lambda: self._pool.rollback(self._ids[sequence], n).removed)
+        prompt, offset = self._prompts[sequence], self._pool.forward_caches(self._ids[sequence])[0].offset
+        if any(seen.removed) and prompt is not None and offset < prompt.length:
+            self._prompts[sequence] = prompt.cut(offset) if offset else None
+        return seen
+
+    def enforce(self, rule: EnforceMaxKvSize) -> RemovalObservation:
+        sequence = self._ids[rule.sequence]
+        return self._removal(
+            lambda: (
+                enforce_max_kv_size(
+                    self._pool, sequence, rule.limit, rule.generation, rule.keep, rule.n_discard
+                ).trim.removed
+            )
+        )
+
+    def lengths(self, sequence: int) -> tuple[CacheLengths, ...]:
+        caches = self._pool.forward_caches(self._ids[sequence])
+        return tuple(CacheLengths(cache.offset, cache.live_start, cache.live_len) for cache in caches)
+
+    def rows(self, sequence: int) -> tuple[CacheRows, ...]:
+        caches = self._pool.forward_caches(self._ids[sequence])
+        return tuple(CacheRows(*(_numbers(array) for array in cache.rows())) for cache in caches)
+
+    def memory(self, sequence: int) -> tuple[CacheMemory, ...]:
+        caches = self._pool.forward_caches(self._ids[sequence])
+        return tuple(CacheMemory(cache.nbytes, cache.bytes_per_slot) for cache in caches)
+
+    def snapshot(self, sequence: int, slot: int) -> CopyObservation:
+        seen = self._copy(lambda: self._pool.snapshot(self._ids[sequence], slot))
+        if seen.caches:
+            self._kept_prompts[slot] = self._prompts[sequence]
+        return seen
+
+    def restore(self, sequence: int, slot: int) -> CopyObservation:
+        seen = self._copy(lambda: self._pool.restore(self._ids[sequence], slot))
+        if seen.caches:
+            self._prompts[sequence] = self._kept_prompts[slot]
+        return seen
+
+    def fork(self, sequence: int, into: int) -> CopyObservation:
+        seen = self._copy(lambda: self._pool.fork(self._ids[sequence], self._ids[into]))
+        if seen.caches:
+            self._prompts[into] = self._prompts[sequence]
+        return seen
+
+    def save_and_load(self, sequence: int) -> CopyObservation:
+        with tempfile.TemporaryDirectory(prefix="kv-harness-") as folder:
+            path = Path(folder) / "caches.safetensors"
+            return self._copy(lambda: self._pool.save_and_load(self._ids[sequence], path))
+
+    def reset(self, sequence: int) -> CopyObservation:
+        seen = self._copy(lambda: self._pool.reset(self._ids[sequence]))
+        if seen.caches:
+            self._prompts[sequence] = None
+        return seen
+
+    @staticmethod
+    def _copy(act: Callable[[], int]) -> CopyObservation:
+        try:
+            return CopyObservation(act())
+        except Exception as failure:  # as in forward
+            return CopyObservation(error=f"{type(failure).__name__}: {failure}")
+
+    @staticmethod
+    def _removal(act: Any) -> RemovalObservation:
+        try:
+            return RemovalObservation(tuple(act()))
+        except Exception as failure:  # as in forward
+            return RemovalObservation(error=f"{type(failure).__name__}: {failure}")
+
+
+def _images(prompt: PromptInput) -> Images:
+    """The same with arrays of MLX."""
+    pixels, grids, frames, videos = (
+        None if array is None else mx.array(array)
+        for array in (
+            prompt.pixel_values,
+            prompt.image_grid_thw,
+            prompt.pixel_values_videos,
+            prompt.video_grid_thw,
+        )
+    )
+    return Images(pixels, grids, frames, videos)
+
+
+def _numbers(array: mx.array | None) -> np.ndarray[Any, Any]:
+    """float32 holds every float16 and bfloat16 value, so no difference is lost. Nothing held: no row."""
+    return np.empty((1, 1, 0, 0), np.float32) if array is None else np.array(array.astype(mx.float32))
