@@ -49,9 +49,15 @@ class ProgramMachine(RuleBasedStateMachine):
 
     judge: Judge | None = None
 
-    @initialize(owners=draw.owner_layouts, tokens=draw.prefill_sizes, start=draw.second_starts, more=draw.prefill_sizes)
-    def begin(self, owners: tuple[Owner, ...], tokens: int, start: str, more: int) -> None:
-        self._begin(owners, Prefill(tokens), Prefill(more, 1), start)
+    @initialize(
+        owners=draw.owner_layouts,
+        tokens=draw.prefill_sizes,
+        start=draw.second_starts,
+        more=draw.prefill_sizes,
+        keep=draw.kept,
+    )
+    def begin(self, owners: tuple[Owner, ...], tokens: int, start: str, more: int, keep: bool) -> None:
+        self._begin(owners, Prefill(tokens), Prefill(more, 1), start, keep)
 
     @rule(sequence=draw.sequences, tokens=draw.chunk_sizes)
     def extend(self, sequence: int, tokens: int) -> None:
@@ -175,7 +181,8 @@ class ProgramMachine(RuleBasedStateMachine):
         if self.judge is not None:
             self.judge.end()
 
-    def _begin(self, owners: tuple[Owner, ...], first: Prefill, second: Prefill, start: str) -> None:
+    def _begin(self, owners: tuple[Owner, ...], first: Prefill, second: Prefill, start: str, keep: bool) -> None:
+        """``keep``: take a snapshot at once, so that every later restore has something to give back."""
         able = self.target.capabilities
         if Capability.SEQUENCES not in able:
             owners = owners[:1]
@@ -183,6 +190,8 @@ class ProgramMachine(RuleBasedStateMachine):
             owners = tuple("pool" for _ in owners)
         self.judge = Judge(self.target, owners, self.properties, self.listener, self.muted)
         self._apply(first)
+        if keep and Capability.SNAPSHOT in able:
+            self._apply(Snapshot(0))
         if len(owners) > 1 and start != "empty":
             self._apply(Fork(1) if start == "fork" and Capability.FORK in able and self._several() else second)
 
@@ -225,10 +234,14 @@ class ImageMachine(ProgramMachine):
     """The same, and the first prompt always holds images."""
 
     @initialize(
-        owners=draw.owner_layouts, first=draw.image_prefills(), start=draw.second_starts, second=draw.prefills(1)
+        owners=draw.owner_layouts,
+        first=draw.image_prefills(),
+        start=draw.second_starts,
+        second=draw.prefills(1),
+        keep=draw.kept,
     )
-    def begin(self, owners: tuple[Owner, ...], first: Prefill, start: str, second: Prefill) -> None:
-        self._begin(owners, first, second, start)
+    def begin(self, owners: tuple[Owner, ...], first: Prefill, start: str, second: Prefill, keep: bool) -> None:
+        self._begin(owners, first, second, start, keep)
 
     @_able(Capability.RESET)
     @rule(sequence=draw.sequences, prompts=st.tuples(draw.image_prefills(0), draw.image_prefills(1)))

@@ -8,6 +8,7 @@ hashed, written as JSON and replayed.  Token ids are not part of an operation: t
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
@@ -127,6 +128,26 @@ def tokens_of(operation: Operation) -> int:
     return operation.tokens if isinstance(operation, (Prefill, Chunk)) else 0
 
 
+def begun_before(operations: Sequence[Operation], owners: Sequence[Owner]) -> list[bool]:
+    """Of every operation: had the state that its sequence is in ever had a forward?"""
+    begun, slots, found = [False] * len(owners), dict[int, bool](), list[bool]()
+    for op in operations:
+        found.append(begun[op.index])
+        if isinstance(op, FORWARDS):
+            begun[op.index] = True
+        elif owners[op.index] != "pool":
+            continue  # out of the pool's reach: it copies and resets nothing
+        elif isinstance(op, Reset):
+            begun[op.index] = False
+        elif isinstance(op, Snapshot):
+            slots[op.slot] = begun[op.index]
+        elif isinstance(op, Restore):
+            begun[op.index] = slots.get(op.slot, begun[op.index])
+        elif isinstance(op, Fork) and owners[op.into] == "pool":
+            begun[op.into] = begun[op.index]
+    return found
+
+
 def operation_from_json(data: object) -> Operation:
     """Inverse of ``Operation.to_json``; raises OperationError for anything else."""
     if not isinstance(data, dict):
@@ -178,23 +199,9 @@ class Program:
     def _check_images(self) -> None:
         """A prompt with images comes first in its sequence, or first again behind a Reset, or behind a Restore or a
         Fork of a sequence that had not begun."""
-        begun = dict.fromkeys(range(len(self.owners)), False)
-        slots: dict[int, bool] = {}
-        for op in self.operations:
-            if isinstance(op, Prefill) and op.media and begun[op.index]:
+        for op, begun in zip(self.operations, begun_before(self.operations, self.owners), strict=True):
+            if isinstance(op, Prefill) and op.media and begun:
                 raise OperationError(f"{op.text()} has images, but is not the first forward of its sequence")
-            if isinstance(op, FORWARDS):
-                begun[op.index] = True
-            elif self.owners[op.index] != "pool":
-                continue  # out of the pool's reach: it copies and resets nothing
-            elif isinstance(op, Reset):
-                begun[op.index] = False
-            elif isinstance(op, Snapshot):
-                slots[op.slot] = begun[op.index]
-            elif isinstance(op, Restore):
-                begun[op.index] = slots.get(op.slot, begun[op.index])
-            elif isinstance(op, Fork) and self.owners[op.into] == "pool":
-                begun[op.into] = begun[op.index]
 
     @property
     def has_media(self) -> bool:
@@ -251,6 +258,7 @@ __all__ = [
     "Snapshot",
     "TrimFront",
     "Verify",
+    "begun_before",
     "operation_from_json",
     "tokens_of",
 ]

@@ -63,7 +63,7 @@ PROFILES: dict[str, Profile] = {
         Profile(
             "smoke", programs=24, operations=6, shrink=False, least=2, patience=1, configurations=1
         ),  # does it run at all?
-        Profile("quick", programs=104, operations=5, shrink=False, configurations=2),
+        Profile("quick", programs=104, operations=6, shrink=False, configurations=2),
         Profile("ci", programs=400, operations=8, configurations=4),
         Profile("nightly", programs=5000, operations=12, remember=True, configurations=12),
     )

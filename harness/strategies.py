@@ -52,6 +52,9 @@ slots = weighted((6, st.just(0)), (2, st.just(1)), (1, st.integers(2, 3)))
 detours = st.sampled_from(("chunk", "decode", "trim", "rollback", "enforce", "reset"))
 times_back = st.integers(1, 2)
 
+#: Is there a snapshot of the first prefill?
+kept = weighted((1, st.just(False)), (1, st.just(True)))
+
 _ONE: tuple[Owner, ...] = ("pool",)
 #: Who owns the sequences of a program.
 owner_layouts: st.SearchStrategy[tuple[Owner, ...]] = weighted(

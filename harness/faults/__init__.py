@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from harness.faults import reference, windows
-from harness.faults.images import IMAGE_FAULTS
+from harness.faults import copies, images, reference, states, windows
 from harness.faults.model import Fault
-from harness.faults.reference import VARIATIONS
 
-FAULTS: tuple[Fault, ...] = reference.FAULTS + windows.FAULTS
+FAULTS: tuple[Fault, ...] = reference.FAULTS + windows.FAULTS + copies.FAULTS + states.FAULTS
+IMAGE_FAULTS: tuple[Fault, ...] = images.IMAGE_FAULTS + copies.IMAGE_FAULTS
+VARIATIONS: tuple[Fault, ...] = reference.VARIATIONS + copies.VARIATIONS
 
 __all__ = ["FAULTS", "IMAGE_FAULTS", "VARIATIONS", "Fault"]

@@ -23,6 +23,7 @@ POSITIONS = "positions_are_absolute"
 LENGTHS = "keys_equal_ledger_live_length"
 REMOVED = "trim_reports_what_it_removed"
 ROWS = "cached_rows_stay_what_they_were"
+NEVER = "rollback_equals_never_speculated"
 SAME = "same_program_same_bytes"
 UNTRIMMED = "untrimmed_outputs_are_byte_identical"
 
@@ -252,7 +253,8 @@ def test_a_half_hidden_configuration_makes_all_inconclusive_but_a_finding_stays(
 def test_programs_that_never_trim_prove_nothing_about_trims(monkeypatch: pytest.MonkeyPatch) -> None:
     from harness import machine
 
-    for name in ("trim_and_go_on", "trim_front", "enforce", "bounded_prefill", "rollback"):
+    trims = ("trim_and_go_on", "trim_front", "enforce", "bounded_prefill", "rollback")
+    for name in (*trims, "speculate", "leave_and_come_back"):
         monkeypatch.setattr(machine.ProgramMachine, name, None)
     result = campaign(fake())
     assert {one for one, verdict in verdicts(result).items() if verdict is Verdict.VACUOUS} == {
@@ -261,6 +263,7 @@ def test_programs_that_never_trim_prove_nothing_about_trims(monkeypatch: pytest.
         POSITIONS,
         REMOVED,
         ROWS,
+        NEVER,
     }
 
 

@@ -12,7 +12,20 @@ import properties
 from harness.execution import execute
 from harness.findings import Finding, FindingError
 from harness.judge import Judge, judge_program
-from harness.operations import Chunk, Decode, EnforceMaxKvSize, Prefill, Program, Rollback, TrimFront
+from harness.operations import (
+    Chunk,
+    Decode,
+    EnforceMaxKvSize,
+    Fork,
+    Prefill,
+    Program,
+    Reset,
+    Restore,
+    Rollback,
+    SaveLoad,
+    Snapshot,
+    TrimFront,
+)
 from harness.tally import Tally
 from harness.target import Capability
 
@@ -46,6 +59,11 @@ RICH = Program(
         Chunk(3),
     ),
     ("pool", "model"),
+)
+#: What RICH has not: a restored snapshot, a fork that goes on, a file, a reset.
+COPIES = Program(
+    (Prefill(4), Snapshot(0), Chunk(2), Restore(0), Fork(1), Chunk(2), Chunk(2, 1), SaveLoad(), Reset(), Prefill(2)),
+    ("pool", "pool"),
 )
 UNTOUCHED = Program((Prefill(6), Chunk(3), Decode(2)))
 
@@ -208,9 +226,9 @@ def test_a_harmless_variation_is_not_reported(target: FakeTarget) -> None:
 
 
 def test_on_a_right_target_every_property_is_decisive() -> None:
-    outcome = judge(fake(), RICH)
-    assert outcome.finding is None
-    assert {prop.id for prop in properties.ALL if outcome.decisive(prop.id) == 0} == set()
+    outcomes = [judge(fake(), program) for program in (RICH, COPIES)]
+    assert [outcome.finding for outcome in outcomes] == [None, None]
+    assert {p.id for p in properties.ALL if not any(outcome.decisive(p.id) for outcome in outcomes)} == set()
 
 
 VACUOUS = [
