@@ -13,6 +13,7 @@ from harness.targets.reference import targets
 from properties import ALL
 
 Record = dict[str, Any]
+COUNT = len(ALL)
 DECISIVE = sum(1000 + number for number in range(len(ALL)))
 BUT_ONE = DECISIVE - 1000
 MASK = ALL[0].id
@@ -25,32 +26,32 @@ VERDICTS = {
     "pass": (
         "PASS",
         False,
-        f"10 properties hold over 1,234 programs, {DECISIVE:,} decisive steps; {CAUGHT}",
+        f"{COUNT} properties hold over 1,234 programs, {DECISIVE:,} decisive steps; {CAUGHT}",
     ),
-    "fail": ("FAIL", False, f"1 of 10 properties fails: positions_are_absolute; {FIRST}"),
+    "fail": ("FAIL", False, f"1 of {COUNT} properties fails: positions_are_absolute; {FIRST}"),
     "fail, partial": (
         "FAIL",
         True,
-        f"1 of 10 properties fails: {MASK}; {FIRST}; interrupted after 1,234 programs",
+        f"1 of {COUNT} properties fails: {MASK}; {FIRST}; interrupted after 1,234 programs",
     ),
-    "offset": ("FAIL", False, f"2 of 10 properties fail: {MASK}, every_operation_completes; {FIRST}"),
+    "offset": ("FAIL", False, f"2 of {COUNT} properties fail: {MASK}, every_operation_completes; {FIRST}"),
     "partial": ("INCONCLUSIVE", True, "interrupted after 1,234 programs"),
     "partial control": ("INCONCLUSIVE", True, "interrupted after 1,234 programs of the control"),
     "no control": (
         "PASS",
         False,
-        f"10 properties hold over 1,234 programs, {DECISIVE:,} decisive steps; no planted bug was looked for",
+        f"{COUNT} properties hold over 1,234 programs, {DECISIVE:,} decisive steps; no planted bug was looked for",
     ),
     "control missed": ("VACUOUS", False, MISSED),
     "control flaky": ("VACUOUS", False, MISSED),
-    "vacuous": ("VACUOUS", False, f"1 of 10 properties met no decisive step: {MASK}"),
+    "vacuous": ("VACUOUS", False, f"1 of {COUNT} properties met no decisive step: {MASK}"),
     "not applicable": (
         "PASS",
         False,
-        f"9 properties hold (1 NOT APPLICABLE) over 1,234 programs, {BUT_ONE:,} decisive steps; {CAUGHT}",
+        f"{COUNT - 1} properties hold (1 NOT APPLICABLE) over 1,234 programs, {BUT_ONE:,} decisive steps; {CAUGHT}",
     ),
-    "nothing applicable": ("VACUOUS", False, "none of 10 properties could judge this target"),
-    "inconclusive": ("INCONCLUSIVE", False, f"1 of 10 properties could not be compared: {MASK}"),
+    "nothing applicable": ("VACUOUS", False, f"none of {COUNT} properties could judge this target"),
+    "inconclusive": ("INCONCLUSIVE", False, f"1 of {COUNT} properties could not be compared: {MASK}"),
 }
 
 
