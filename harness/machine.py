@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from harness import strategies as draw
+from harness.capability import CAPABILITY_OF
 from harness.judge import Judge, Listener
 from harness.judging import Property
 from harness.ledger import SequenceLedger
@@ -54,10 +55,10 @@ class ProgramMachine(RuleBasedStateMachine):
         tokens=draw.prefill_sizes,
         start=draw.second_starts,
         more=draw.prefill_sizes,
-        keep=draw.kept,
+        early=draw.early,
     )
-    def begin(self, owners: tuple[Owner, ...], tokens: int, start: str, more: int, keep: bool) -> None:
-        self._begin(owners, Prefill(tokens), Prefill(more, 1), start, keep)
+    def begin(self, owners: tuple[Owner, ...], tokens: int, start: str, more: int, early: draw.Early) -> None:
+        self._begin(owners, Prefill(tokens), Prefill(more, 1), start, early)
 
     @rule(sequence=draw.sequences, tokens=draw.chunk_sizes)
     def extend(self, sequence: int, tokens: int) -> None:
@@ -181,8 +182,8 @@ class ProgramMachine(RuleBasedStateMachine):
         if self.judge is not None:
             self.judge.end()
 
-    def _begin(self, owners: tuple[Owner, ...], first: Prefill, second: Prefill, start: str, keep: bool) -> None:
-        """``keep``: take a snapshot at once, so that every later restore has something to give back."""
+    def _begin(self, owners: tuple[Owner, ...], first: Prefill, second: Prefill, start: str, early: draw.Early) -> None:
+        """``early``: what is done at once, so that whatever follows stands behind it."""
         able = self.target.capabilities
         if Capability.SEQUENCES not in able:
             owners = owners[:1]
@@ -190,8 +191,9 @@ class ProgramMachine(RuleBasedStateMachine):
             owners = tuple("pool" for _ in owners)
         self.judge = Judge(self.target, owners, self.properties, self.listener, self.muted)
         self._apply(first)
-        if keep and Capability.SNAPSHOT in able:
-            self._apply(Snapshot(0))
+        for operation in early:
+            if CAPABILITY_OF[type(operation)] in able:
+                self._apply(operation)
         if len(owners) > 1 and start != "empty":
             self._apply(Fork(1) if start == "fork" and Capability.FORK in able and self._several() else second)
 
@@ -238,10 +240,10 @@ class ImageMachine(ProgramMachine):
         first=draw.image_prefills(),
         start=draw.second_starts,
         second=draw.prefills(1),
-        keep=draw.kept,
+        early=draw.early,
     )
-    def begin(self, owners: tuple[Owner, ...], first: Prefill, start: str, second: Prefill, keep: bool) -> None:
-        self._begin(owners, first, second, start, keep)
+    def begin(self, owners: tuple[Owner, ...], first: Prefill, start: str, second: Prefill, early: draw.Early) -> None:
+        self._begin(owners, first, second, start, early)
 
     @_able(Capability.RESET)
     @rule(sequence=draw.sequences, prompts=st.tuples(draw.image_prefills(0), draw.image_prefills(1)))

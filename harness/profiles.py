@@ -26,7 +26,7 @@ class Profile:
     remember: bool = False
     shrink: bool = True
     least: int = 8
-    patience: int = 3
+    patience: int = 5
     configurations: int = 0
 
     def settings(self, database: Path | None = None) -> settings:
