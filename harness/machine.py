@@ -49,16 +49,17 @@ class ProgramMachine(RuleBasedStateMachine):
     muted: ClassVar[Collection[str]] = ()
 
     judge: Judge | None = None
+    ending: draw.Few = ()
 
     @initialize(
         owners=draw.owner_layouts,
         tokens=draw.prefill_sizes,
         start=draw.second_starts,
         more=draw.prefill_sizes,
-        early=draw.early,
+        frame=draw.frames,
     )
-    def begin(self, owners: tuple[Owner, ...], tokens: int, start: str, more: int, early: draw.Early) -> None:
-        self._begin(owners, Prefill(tokens), Prefill(more, 1), start, early)
+    def begin(self, owners: tuple[Owner, ...], tokens: int, start: str, more: int, frame: draw.Frame) -> None:
+        self._begin(owners, Prefill(tokens), Prefill(more, 1), start, frame)
 
     @rule(sequence=draw.sequences, tokens=draw.chunk_sizes)
     def extend(self, sequence: int, tokens: int) -> None:
@@ -180,10 +181,11 @@ class ProgramMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if self.judge is not None:
+            self._apply_able(self.ending)
             self.judge.end()
 
-    def _begin(self, owners: tuple[Owner, ...], first: Prefill, second: Prefill, start: str, early: draw.Early) -> None:
-        """``early``: what is done at once, so that whatever follows stands behind it."""
+    def _begin(self, owners: tuple[Owner, ...], first: Prefill, second: Prefill, start: str, frame: draw.Frame) -> None:
+        early, self.ending = frame
         able = self.target.capabilities
         if Capability.SEQUENCES not in able:
             owners = owners[:1]
@@ -191,11 +193,14 @@ class ProgramMachine(RuleBasedStateMachine):
             owners = tuple("pool" for _ in owners)
         self.judge = Judge(self.target, owners, self.properties, self.listener, self.muted)
         self._apply(first)
-        for operation in early:
-            if CAPABILITY_OF[type(operation)] in able:
-                self._apply(operation)
+        self._apply_able(early)
         if len(owners) > 1 and start != "empty":
             self._apply(Fork(1) if start == "fork" and Capability.FORK in able and self._several() else second)
+
+    def _apply_able(self, operations: draw.Few) -> None:
+        for operation in operations:
+            if CAPABILITY_OF[type(operation)] in self.target.capabilities:
+                self._apply(operation)
 
     def _several(self) -> bool:
         """Are there two sequences that the pool owns?"""
@@ -240,10 +245,10 @@ class ImageMachine(ProgramMachine):
         first=draw.image_prefills(),
         start=draw.second_starts,
         second=draw.prefills(1),
-        early=draw.early,
+        frame=draw.frames,
     )
-    def begin(self, owners: tuple[Owner, ...], first: Prefill, start: str, second: Prefill, early: draw.Early) -> None:
-        self._begin(owners, first, second, start, early)
+    def begin(self, owners: tuple[Owner, ...], first: Prefill, start: str, second: Prefill, frame: draw.Frame) -> None:
+        self._begin(owners, first, second, start, frame)
 
     @_able(Capability.RESET)
     @rule(sequence=draw.sequences, prompts=st.tuples(draw.image_prefills(0), draw.image_prefills(1)))

@@ -7,7 +7,7 @@ from typing import TypeVar
 from hypothesis import strategies as st
 
 from harness.media import Media
-from harness.operations import Generation, Operation, Owner, Prefill, Snapshot, Verify
+from harness.operations import Generation, Operation, Owner, Prefill, Reset, Restore, SaveLoad, Snapshot, Verify
 
 T = TypeVar("T")
 
@@ -52,15 +52,20 @@ slots = weighted((6, st.just(0)), (2, st.just(1)), (1, st.integers(2, 3)))
 detours = st.sampled_from(("chunk", "decode", "trim", "rollback", "enforce", "reset"))
 times_back = st.integers(1, 2)
 
-Early = tuple[Operation, ...]
+Few = tuple[Operation, ...]
 #: Done at once behind the first prefill: a snapshot, so that every later restore has something to give back, or a
 #: verify round, so that whatever follows stands where drafts were rejected.
-early: st.SearchStrategy[Early] = weighted(
+_early: st.SearchStrategy[Few] = weighted(
     (3, st.just(())),
     (3, st.just((Snapshot(0),))),
     (2, st.builds(lambda k, a: (Verify(k, min(a, k)),), st.integers(1, 6), st.integers(0, 6))),
     (1, st.just((Snapshot(0), Verify(4, 2)))),
 )
+#: Done at the end of a program, when its caches have been through most: what they hold is compared, and no forward is
+#: needed for it.
+_ends: tuple[Few, ...] = ((), (SaveLoad(),), (Reset(),), (Restore(0), SaveLoad()), (Restore(0),))
+Frame = tuple[Few, Few]
+frames: st.SearchStrategy[Frame] = st.tuples(_early, st.sampled_from(_ends))
 
 _ONE: tuple[Owner, ...] = ("pool",)
 #: Who owns the sequences of a program.
