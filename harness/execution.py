@@ -45,12 +45,13 @@ from harness.target import (
 
 @dataclass(frozen=True)
 class ForwardStep:
-    """One forward within a step: what the ledger says was appended and what the target did. ``prompt``: what it was
-    given to look at."""
+    """One forward within a step: what the ledger says was appended and what the target did. ``read``: how many of its
+    tokens, the first ones, belong to the ``prompt`` with images that was given before."""
 
     append: Append
     seen: ForwardObservation
     prompt: PromptInput | None = None
+    read: int = 0
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ class Execution:
         number, vocab_size = self._processed[index], self.target.vocab_size
         prompt = prompt_input(index, media, operation.tokens, vocab_size, images, number)
         placed = tuple(run.positions for run in runs(media, images.frames_apart))
-        ledger.read(prompt.tokens, places(media, images.frames_apart, len(prompt.tokens)), placed)
+        ledger.read(prompt.tokens, places(media, images.frames_apart, len(prompt.tokens)), placed, prompt)
         return self._forward(index, operation.tokens, prompt)
 
     def _forward(self, sequence: int, count: int, prompt: PromptInput | None = None) -> ForwardStep:
@@ -204,7 +205,9 @@ class Execution:
         text = token_ids(sequence, count - len(left), number, self.target.vocab_size, self.target.images)
         append = ledger.append(count)
         self._processed[sequence] += count
-        return ForwardStep(append, self._session.forward(sequence, (*left, *text), prompt), prompt)
+        seen = self._session.forward(sequence, (*left, *text), prompt)
+        source = ledger.source if left and isinstance(ledger.source, PromptInput) else None
+        return ForwardStep(append, seen, source, len(left))
 
     def _decode(self, operation: Decode) -> Iterator[ForwardStep]:
         for _ in range(operation.times):

@@ -57,8 +57,8 @@ class Append:
 @dataclass
 class SequenceLedger:
     """One sequence. ``owner`` decides whether the scheduler can trim it at all; ``prompt``: the M-RoPE ids of the
-    positions from 0 on that were read with images, ``prompt_tokens`` their tokens and ``images`` the runs of
-    placeholders among them; ``begun``: it has had a forward."""
+    positions from 0 on that were read with images, ``prompt_tokens`` their tokens, ``images`` the runs of
+    placeholders among them and ``source`` what the target was given to look at; ``begun``: it has had a forward."""
 
     owner: Owner = "pool"
     held: list[int] = field(default_factory=list)
@@ -68,6 +68,7 @@ class SequenceLedger:
     prompt: list[Place] = field(default_factory=list)
     prompt_tokens: tuple[int, ...] = ()
     images: tuple[range, ...] = ()
+    source: object = None
     begun: bool = False
 
     @property
@@ -82,9 +83,9 @@ class SequenceLedger:
         lengths = self.offset, self.live_start, self.live_len
         return SequenceState(*lengths, self.trimmed, self.removed, len(self.prompt), self.images)
 
-    def read(self, tokens: tuple[int, ...], places: list[Place], images: tuple[range, ...]) -> None:
+    def read(self, tokens: tuple[int, ...], places: list[Place], images: tuple[range, ...], source: object) -> None:
         """A prompt with images, of which the forwards from position 0 on will take their tokens."""
-        self.prompt_tokens, self.prompt, self.images = tokens, places, images
+        self.prompt_tokens, self.prompt, self.images, self.source = tokens, places, images, source
 
     def append(self, tokens: int) -> Append:
         """``tokens`` new tokens at the absolute positions [offset, offset + tokens)."""

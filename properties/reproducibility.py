@@ -31,13 +31,13 @@ class UntrimmedOutputsAreByteIdentical(Property):
         if other is None or not evidence.untrimmed:
             return Judgement()
         if not repeats_itself(evidence):
-            return Judgement(inconclusive=NOT_REPEATED)
+            return Judgement(inconclusive=UNREPEATED)
         steps = [evidence.run.steps[i] for i in evidence.untrimmed]
         mine, theirs = (run.target.identity.policy for run in (evidence.run, other))
         return _compare(steps, other, f"the {mine} policy", f"the {theirs} policy", masked_only=True)
 
 
-NOT_REPEATED = "the target does not repeat itself (same_program_same_bytes)"
+UNREPEATED = "the target does not repeat itself (same_program_same_bytes)"
 
 
 def repeats_itself(evidence: Evidence) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from harness.comparison import distance, tolerance
+from harness.comparison import distance, recut_tolerance
 from harness.execution import ForwardStep
 from harness.findings import Violation
 from harness.judging import Evidence, Judgement, Property
 from harness.target import Capability, ForwardObservation
-from properties.reproducibility import NOT_REPEATED, repeats_itself
+from properties.reproducibility import UNREPEATED, repeats_itself
 
 
 class RollbackEqualsNeverSpeculated(Property):
@@ -26,8 +26,8 @@ class RollbackEqualsNeverSpeculated(Property):
         if not any(line.behind and line.tokens for line in lines):
             return Judgement()
         if not repeats_itself(evidence):
-            return Judgement(inconclusive=NOT_REPEATED)
-        limit = tolerance(evidence.run.target.identity.storage)
+            return Judgement(inconclusive=UNREPEATED)
+        limit = recut_tolerance(evidence.run.target.identity.storage)
         looked = decisive = 0
         worst = 0.0
         for line, twin in zip(lines, evidence.unspeculated.steps, strict=False):
@@ -58,8 +58,8 @@ class ChunksEqualOneShot(Property):
         if not evidence.relived:
             return Judgement()
         if not repeats_itself(evidence):
-            return Judgement(inconclusive=NOT_REPEATED)
-        limit = tolerance(evidence.run.target.identity.storage)
+            return Judgement(inconclusive=UNREPEATED)
+        limit = recut_tolerance(evidence.run.target.identity.storage)
         looked = decisive = 0
         worst = 0.0
         for life, size, forwards in evidence.relived:

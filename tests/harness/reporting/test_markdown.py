@@ -8,7 +8,6 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-import properties
 from harness.findings import Finding, Verdict, Violation
 from harness.operations import Program
 from harness.reporting import family_markdown, summary_table
@@ -16,6 +15,7 @@ from harness.reporting.coverage import MISSED, REACHED, WITH_IMAGES
 from harness.reporting.markdown import what_it_could_not_show
 from harness.reporting.text import block, escape, table
 from harness.targets.reference import targets
+from properties import ALL
 
 Record = dict[str, Any]
 Table = list[list[str]]
@@ -100,7 +100,7 @@ def test_what_was_checked_against_what(each: Record) -> None:
 def test_the_numbers_of_the_properties_are_those_of_the_record(each: Record) -> None:
     tokens = sections(family_markdown(each))["Properties"]
     rows = tables(tokens)[0][1:]
-    assert len(rows) == len(each["properties"]) == len(properties.ALL)
+    assert len(rows) == len(each["properties"]) == len(ALL)
     for row, prop in zip(rows, each["properties"], strict=True):
         assert row[:2] == [prop["id"], prop["verdict"]]
         numbers = [int(cell.replace(",", "")) for cell in row[2:5]]

@@ -13,7 +13,6 @@ from harness.targets.reference import targets
 from properties import ALL
 
 Record = dict[str, Any]
-COUNT = len(ALL)
 DECISIVE = sum(1000 + number for number in range(len(ALL)))
 BUT_ONE = DECISIVE - 1000
 MASK = ALL[0].id
@@ -26,32 +25,32 @@ VERDICTS = {
     "pass": (
         "PASS",
         False,
-        f"{COUNT} properties hold over 1,234 programs, {DECISIVE:,} decisive steps; {CAUGHT}",
+        f"{len(ALL)} properties hold over 1,234 programs, {DECISIVE:,} decisive steps; {CAUGHT}",
     ),
-    "fail": ("FAIL", False, f"1 of {COUNT} properties fails: positions_are_absolute; {FIRST}"),
+    "fail": ("FAIL", False, f"1 of {len(ALL)} properties fails: positions_are_absolute; {FIRST}"),
     "fail, partial": (
         "FAIL",
         True,
-        f"1 of {COUNT} properties fails: {MASK}; {FIRST}; interrupted after 1,234 programs",
+        f"1 of {len(ALL)} properties fails: {MASK}; {FIRST}; interrupted after 1,234 programs",
     ),
-    "offset": ("FAIL", False, f"2 of {COUNT} properties fail: {MASK}, every_operation_completes; {FIRST}"),
+    "offset": ("FAIL", False, f"2 of {len(ALL)} properties fail: {MASK}, every_operation_completes; {FIRST}"),
     "partial": ("INCONCLUSIVE", True, "interrupted after 1,234 programs"),
     "partial control": ("INCONCLUSIVE", True, "interrupted after 1,234 programs of the control"),
     "no control": (
         "PASS",
         False,
-        f"{COUNT} properties hold over 1,234 programs, {DECISIVE:,} decisive steps; no planted bug was looked for",
+        f"{len(ALL)} properties hold over 1,234 programs, {DECISIVE:,} decisive steps; no planted bug was looked for",
     ),
     "control missed": ("VACUOUS", False, MISSED),
     "control flaky": ("VACUOUS", False, MISSED),
-    "vacuous": ("VACUOUS", False, f"1 of {COUNT} properties met no decisive step: {MASK}"),
+    "vacuous": ("VACUOUS", False, f"1 of {len(ALL)} properties met no decisive step: {MASK}"),
     "not applicable": (
         "PASS",
         False,
-        f"{COUNT - 1} properties hold (1 NOT APPLICABLE) over 1,234 programs, {BUT_ONE:,} decisive steps; {CAUGHT}",
+        f"{len(ALL) - 1} properties hold (1 NOT APPLICABLE) over 1,234 programs, {BUT_ONE:,} decisive steps; {CAUGHT}",
     ),
-    "nothing applicable": ("VACUOUS", False, f"none of {COUNT} properties could judge this target"),
-    "inconclusive": ("INCONCLUSIVE", False, f"1 of {COUNT} properties could not be compared: {MASK}"),
+    "nothing applicable": ("VACUOUS", False, f"none of {len(ALL)} properties could judge this target"),
+    "inconclusive": ("INCONCLUSIVE", False, f"1 of {len(ALL)} properties could not be compared: {MASK}"),
 }
 
 
