@@ -32,7 +32,7 @@ def distance(left: Array, right: Array) -> float:
     if not (np.isfinite(a) & np.isfinite(b))[~same].all():
         return float("inf")
     finite = b[np.isfinite(b)]
-    return float(np.abs(a - b)[~same].max() / max(1.0, float(finite.std())))
+    return float(np.abs(a[~same] - b[~same]).max() / max(1.0, float(finite.std())))
 
 
 @dataclass(frozen=True)
