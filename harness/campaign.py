@@ -24,6 +24,7 @@ from harness.profiles import Profile
 from harness.reduction import reduce_finding
 from harness.tally import PropertyTally, Tally, target_label
 from harness.target import Capability, Target
+from harness.turns import Turns
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def run_campaign(
         search = 0
         while not result.partial:
             watcher.seen = None
-            machine = make_machine(f"Cache_{name}_{number}", target, properties, watcher, muted)
+            machine = make_machine(f"Cache_{name}_{number}", target, properties, watcher, muted, Turns(profile.every))
             try:
                 _search(seed(derive_seed(base_seed, name, number, search))(machine), share, database)
                 watcher.check()

@@ -9,6 +9,31 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
+RECUT = {"rows": 1e-4, "int8": 5e-2}
+"""How far logits may differ when the same tokens are cut into other forwards, by cache storage, in deviations of the
+logits. Sums are taken in another order then; in Int8 storage a difference in the last bit can move a number by a whole
+quantisation step (1/127 of the largest of its row)."""
+
+
+def recut_tolerance(storage: str) -> float:
+    """Of this storage; of an unknown one the widest."""
+    return RECUT.get(storage, max(RECUT.values()))
+
+
+def distance(left: Array, right: Array) -> float:
+    """The largest absolute difference in deviations of ``right`` (1 where that is less); inf where one has a nan or an
+    infinity that the other has not. Shapes must agree (ValueError)."""
+    if left.shape != right.shape:
+        raise ValueError(f"cannot compare {list(left.shape)} with {list(right.shape)}")
+    a, b = left.astype(np.float64), right.astype(np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    if same.all():
+        return 0.0
+    if not (np.isfinite(a) & np.isfinite(b))[~same].all():
+        return float("inf")
+    finite = b[np.isfinite(b)]
+    return float(np.abs(a[~same] - b[~same]).max() / max(1.0, float(finite.std())))
+
 
 @dataclass(frozen=True)
 class Difference:

@@ -5,24 +5,42 @@ The state machine, replay and reports all go through here: one operation means o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from harness.images import prompt_input, token_ids
-from harness.ledger import Append, SequenceLedger, SequenceState
-from harness.media import places
+from harness.ledger import Append, PoolLedger, SequenceLedger, SequenceState
+from harness.media import places, runs
 from harness.operations import (
+    COPIES,
     Chunk,
     Decode,
     EnforceMaxKvSize,
+    Fork,
     Operation,
     Owner,
     Prefill,
     Program,
+    Reset,
+    Restore,
     Rollback,
+    SaveLoad,
+    Snapshot,
     TrimFront,
+    Verify,
 )
-from harness.target import CacheLengths, CacheRows, ForwardObservation, PromptInput, RemovalObservation, Target
+from harness.target import (
+    CacheLengths,
+    CacheMemory,
+    CacheRows,
+    Capability,
+    CopyObservation,
+    ForwardObservation,
+    PromptInput,
+    RemovalObservation,
+    Session,
+    Target,
+)
 
 
 @dataclass(frozen=True)
@@ -44,11 +62,16 @@ class Told:
     held: tuple[int, ...]
     lengths: tuple[CacheLengths, ...]
     rows: tuple[CacheRows, ...]
+    memory: tuple[CacheMemory, ...] = ()
 
 
 @dataclass(frozen=True)
 class Step:
-    """One operation: the ledger's state on both sides, and the observations."""
+    """One operation: the ledger's state on both sides, and the observations.
+
+    ``number``: how many tokens its sequence had ever processed before. ``effective``: did an operation on the whole
+    state do anything, by the ledger? ``replaced``: the sequence that now has another state in the place of its own.
+    """
 
     index: int
     operation: Operation
@@ -59,11 +82,17 @@ class Step:
     expected_removed: int | None = None  # None for an operation that removes nothing by nature
     removal: RemovalObservation | None = None
     told: tuple[Told, ...] = ()  # of every sequence, in order; () after an error
+    number: int = 0
+    effective: bool | None = None  # None for other operations
+    replaced: int | None = None
+    copied: CopyObservation | None = None
 
     @property
     def error(self) -> str | None:
         if self.removal is not None and self.removal.error is not None:
             return self.removal.error
+        if self.copied is not None and self.copied.error is not None:
+            return self.copied.error
         return next((f.seen.error for f in self.forwards if f.seen.error is not None), None)
 
 
@@ -77,12 +106,16 @@ class Execution:
         self._tell = tell
         self.target = target
         self.owners = owners
-        self.ledgers = [SequenceLedger(owner) for owner in owners]
+        self._pool = PoolLedger(owners)
         self.steps: list[Step] = []
-        self._processed = [0] * len(owners)
-        self._inputs: list[PromptInput | None] = [None] * len(owners)  # whose first tokens _prompts are
-        self._prompts: list[tuple[int, ...]] = [()] * len(owners)  # tokens of the prompts with images, from position 0
+        self._processed = [0] * len(owners)  # only ever grows: no copy gets the same tokens again
+        self._total = 0  # tokens of all sequences, processed here
         self._session = target.open(owners)
+
+    @property
+    def ledgers(self) -> list[SequenceLedger]:
+        """Of every sequence. A Restore, Fork or Reset puts another one in its place."""
+        return self._pool.sequences
 
     @property
     def program(self) -> Program:
@@ -92,68 +125,91 @@ class Execution:
     def stopped(self) -> bool:
         return bool(self.steps) and self.steps[-1].error is not None
 
-    def apply(self, operation: Operation) -> Step:
-        """Apply one operation; returns its Step. Raises RuntimeError when the execution has stopped."""
+    def apply(self, operation: Operation, number: int | None = None) -> Step:
+        """Apply one operation; returns its Step. Raises RuntimeError when the execution has stopped.
+
+        ``number``: what ``Step.number`` is to be, for a run that leaves out a part of another and must give the rest of
+        it the same tokens.
+        """
         if self.stopped:
             raise RuntimeError("the execution stopped at an error; open a new one")
-        ledger = self.ledgers[operation.index]
+        index = operation.index
+        ledger = self.ledgers[index]
         before = ledger.state()
+        if number is not None:
+            self._processed[index] = number
+        number = self._processed[index]
         forwards: tuple[ForwardStep, ...] = ()
-        expected = removal = None
+        expected = removal = effective = replaced = copied = None
         if isinstance(operation, Prefill) and operation.media:
             forwards = (self._read(operation),)
         elif isinstance(operation, (Prefill, Chunk)):
-            forwards = (self._forward(operation.index, operation.tokens),)
+            forwards = (self._forward(index, operation.tokens),)
         elif isinstance(operation, Decode):
             forwards = tuple(self._decode(operation))
+        elif isinstance(operation, Verify):
+            forwards = (self._forward(index, operation.drafts),)
+            rejected = operation.drafts - operation.accept
+            if rejected and forwards[0].seen.error is None:
+                expected, removal = ledger.rollback(rejected), self._session.rollback(index, rejected)
+        elif isinstance(operation, COPIES):
+            effective = self._pool.apply(operation)
+            copied = copy_state(self._session, operation)
+            if effective and isinstance(operation, (Restore, Fork, Reset)):
+                replaced = operation.into if isinstance(operation, Fork) else index
         else:
-            expected = ledger.remove(operation)
-            removal = self._remove(operation)
-            self._prompts[operation.index] = self._prompts[operation.index][: len(ledger.prompt)]
-        failed = any(f.seen.error for f in forwards) or (removal is not None and removal.error is not None)
+            expected, removal = ledger.remove(operation), remove_keys(self._session, operation)
         step = Step(
             index=len(self.steps),
             operation=operation,
             before=before,
-            after=ledger.state(),
+            after=self.ledgers[index].state(),
             owner=ledger.owner,
             forwards=forwards,
             expected_removed=expected,
             removal=removal,
-            told=()
-            if failed or not self._tell
-            else tuple(self._told(sequence) for sequence in range(len(self.owners))),
+            number=number,
+            effective=effective,
+            replaced=replaced,
+            copied=copied,
         )
+        if self._tell and step.error is None:
+            step = replace(step, told=tuple(map(self._told, range(len(self.owners)))))
         self.steps.append(step)
         return step
 
     def _told(self, sequence: int) -> Told:
         ledger = self.ledgers[sequence]
         lengths, rows = self._session.lengths(sequence), self._session.rows(sequence)
-        return Told(ledger.state(), tuple(ledger.held), lengths, rows)
+        memory = self._session.memory(sequence) if Capability.BYTES in self.target.capabilities else ()
+        return Told(ledger.state(), tuple(ledger.held), lengths, rows, memory)
 
     def _read(self, operation: Prefill) -> ForwardStep:
         """The first forward of a prompt with images. ValueError from a target that takes none, and on a second one."""
         images, ledger = self.target.images, self.ledgers[operation.sequence]
         if images is None:
             raise ValueError(f"{operation.text()}: {self.target.identity.full_name} takes no images")
-        if self._processed[operation.sequence]:
+        if ledger.begun:
             raise ValueError(f"{operation.text()} has images, but is not the first forward of its sequence")
-        prompt = prompt_input(operation.sequence, operation.media, operation.tokens, self.target.vocab_size, images)
-        ledger.prompt = places(operation.media, images.frames_apart, len(prompt.tokens))
-        self._prompts[operation.sequence], self._inputs[operation.sequence] = prompt.tokens, prompt
-        return self._forward(operation.sequence, operation.tokens, prompt)
+        index, media = operation.sequence, operation.media
+        number, vocab_size = self._processed[index], self.target.vocab_size
+        prompt = prompt_input(index, media, operation.tokens, vocab_size, images, number)
+        placed = tuple(run.positions for run in runs(media, images.frames_apart))
+        ledger.read(prompt.tokens, places(media, images.frames_apart, len(prompt.tokens)), placed, prompt)
+        return self._forward(index, operation.tokens, prompt)
 
     def _forward(self, sequence: int, count: int, prompt: PromptInput | None = None) -> ForwardStep:
         """What is left of a prompt comes first, then text."""
         ledger = self.ledgers[sequence]
-        left = self._prompts[sequence][ledger.offset : ledger.offset + count]
+        left = ledger.prompt_tokens[ledger.offset : ledger.offset + count]
         number = self._processed[sequence] + len(left)
         text = token_ids(sequence, count - len(left), number, self.target.vocab_size, self.target.images)
-        append = ledger.append(count, sum(self._processed))
+        append = ledger.append(count, self._total)
         self._processed[sequence] += count
+        self._total += count
         seen = self._session.forward(sequence, (*left, *text), prompt)
-        return ForwardStep(append, seen, self._inputs[sequence] if left else None, len(left))
+        source = ledger.source if left and isinstance(ledger.source, PromptInput) else None
+        return ForwardStep(append, seen, source, len(left))
 
     def _decode(self, operation: Decode) -> Iterator[ForwardStep]:
         for _ in range(operation.times):
@@ -162,21 +218,45 @@ class Execution:
             if step.seen.error is not None:
                 return
 
-    def _remove(self, operation: Operation) -> RemovalObservation:
-        if isinstance(operation, TrimFront):
-            return self._session.trim_front(operation.sequence, operation.n, operation.keep)
-        if isinstance(operation, Rollback):
-            return self._session.rollback(operation.sequence, operation.n)
-        if isinstance(operation, EnforceMaxKvSize):
-            return self._session.enforce(operation)
-        raise TypeError(f"unknown operation {operation!r}")
+
+def remove_keys(session: Session, operation: Operation) -> RemovalObservation:
+    """Give an operation that removes keys to a session."""
+    if isinstance(operation, TrimFront):
+        return session.trim_front(operation.sequence, operation.n, operation.keep)
+    if isinstance(operation, Rollback):
+        return session.rollback(operation.sequence, operation.n)
+    if isinstance(operation, EnforceMaxKvSize):
+        return session.enforce(operation)
+    raise TypeError(f"unknown operation {operation!r}")
+
+
+def copy_state(session: Session, operation: Operation) -> CopyObservation:
+    """Give an operation on the whole state of a sequence to a session."""
+    if isinstance(operation, Snapshot):
+        return session.snapshot(operation.sequence, operation.slot)
+    if isinstance(operation, Restore):
+        return session.restore(operation.sequence, operation.slot)
+    if isinstance(operation, Fork):
+        return session.fork(operation.sequence, operation.into)
+    if isinstance(operation, SaveLoad):
+        return session.save_and_load(operation.sequence)
+    if isinstance(operation, Reset):
+        return session.reset(operation.sequence)
+    raise TypeError(f"unknown operation {operation!r}")
 
 
 def execute(target: Target, program: Program, tell: bool = True) -> Execution:
     """Run a whole program (up to the first error) and return its Execution."""
-    run = Execution(target, program.owners, tell)
-    for operation in program.operations:
-        run.apply(operation)
+    return execute_numbered(target, program.owners, [(operation, None) for operation in program.operations], tell)
+
+
+def execute_numbered(
+    target: Target, owners: tuple[Owner, ...], lines: Iterable[tuple[Operation, int | None]], tell: bool = False
+) -> Execution:
+    """The same for operations with the numbers of their first tokens (see ``Execution.apply``)."""
+    run = Execution(target, owners, tell)
+    for operation, number in lines:
+        run.apply(operation, number)
         if run.stopped:
             break
     return run

@@ -40,15 +40,16 @@ def token_ids(
 
 
 def prompt_input(
-    sequence: int, media: Sequence[Media], count: int, vocab_size: int, images: ImageFormat
+    sequence: int, media: Sequence[Media], count: int, vocab_size: int, images: ImageFormat, start: int = 0
 ) -> PromptInput:
     """The prompt of a sequence: ``count`` tokens, or up to the end of its last image where that is further.
 
+    ``start``: how many tokens the sequence has processed before (it was reset). Text and pixels are then others.
     Raises MediaError, before anything is made, for images that would need absurdly much memory.
     """
     check_size(media, images)
     placed = runs(media, images.frames_apart)
-    tokens = list(token_ids(sequence, max(count, placed[-1].positions.stop), 0, vocab_size, images))
+    tokens = list(token_ids(sequence, max(count, placed[-1].positions.stop), start, vocab_size, images))
     for run in placed:
         token = images.video_token if run.video else images.image_token
         tokens[run.start : run.positions.stop] = [token] * len(run.positions)
@@ -56,8 +57,8 @@ def prompt_input(
     videos = [each for each in media if each.frames]
     return PromptInput(
         tuple(tokens),
-        *_pixels_and_grids(sequence, stills, images),
-        *_pixels_and_grids(sequence, videos, images),
+        *_pixels_and_grids(sequence, start, stills, images),
+        *_pixels_and_grids(sequence, start, videos, images),
     )
 
 
@@ -74,14 +75,17 @@ def check_size(media: Sequence[Media], images: ImageFormat) -> None:
 
 
 def _pixels_and_grids(
-    sequence: int, media: Sequence[Media], images: ImageFormat
+    sequence: int, start: int, media: Sequence[Media], images: ImageFormat
 ) -> tuple[_Floats | None, _Floats | None]:
     """Patches of all of them one after the other, and their grids in patches; (None, None) for nothing."""
     if not media:
         return None, None
     grids = [(max(each.frames, 1), each.rows * images.merge, each.columns * images.merge) for each in media]
     patches = [
-        _noise((sequence + 1) * 0x9E3779B1 + each.at * 0x85EBCA6B, frames * height * width * images.patch_pixels)
+        _noise(
+            (sequence + 1) * 0x9E3779B1 + each.at * 0x85EBCA6B + start * 0xC2B2AE35,
+            frames * height * width * images.patch_pixels,
+        )
         for each, (frames, height, width) in zip(media, grids, strict=True)
     ]
     return np.concatenate(patches).reshape(-1, images.patch_pixels), np.array(grids, np.int64)

@@ -14,6 +14,7 @@ from harness.findings import Finding, report
 from harness.judging import Evidence, Judgement, Property
 from harness.operations import Operation, Owner, Program
 from harness.target import Target
+from harness.turns import Turns
 
 
 class Listener(Protocol):
@@ -32,7 +33,8 @@ class Judge:
     """One program on one target under several properties.
 
     A violation raises a FindingError (from ``findings.report``) unless its property is in ``muted``: those are still
-    counted, so that a campaign can look for a second bug behind one that it has already found.
+    counted, so that a campaign can look for a second bug behind one that it has already found. ``turns``: which
+    programs are judged by properties that run them again; all, if not given.
     """
 
     def __init__(
@@ -42,11 +44,13 @@ class Judge:
         properties: Sequence[Property],
         listener: Listener | None = None,
         muted: Collection[str] = (),
+        turns: Turns | None = None,
     ) -> None:
         self.run = Execution(target, owners)
         self._properties = [prop for prop in properties if prop.needs <= target.capabilities]
         self._listener = listener
         self._muted = muted
+        self._turns = turns or Turns()
         self._ended = False
 
     @property
@@ -71,7 +75,12 @@ class Judge:
         evidence = Evidence(self.run)
         try:
             for prop in self._properties:
-                self._take(prop, prop.judge_run(evidence))
+                if prop.runs_again and not self._turns.has(prop.id, self.run.program):
+                    continue
+                judgement = prop.judge_run(evidence)
+                if prop.runs_again and judgement is not None:
+                    self._turns.took(prop.id, judgement.decisive)
+                self._take(prop, judgement)
         finally:
             if self._listener is not None:
                 self._listener.on_end(evidence)

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from harness.execution import Execution, ForwardStep, Step, execute
+from harness.execution import Execution, ForwardStep, Step, execute, execute_numbered
 from harness.findings import Violation
-from harness.operations import Operation, Program
+from harness.lives import Life, live_again, lives
 from harness.oracle import Expected, History
-from harness.target import AttentionCall, Capability
+from harness.retelling import Line, untrimmed, without_rejected
+from harness.target import AttentionCall, Capability, ForwardObservation
 from harness.witnessing import history
+
+ONE_BY_ONE = 24  # tokens of a life at most that are processed again one by one: each costs a forward
 
 
 @dataclass(frozen=True)
@@ -47,15 +50,8 @@ class Evidence:
 
     @cached_property
     def untrimmed(self) -> list[int]:
-        """Indices of the steps before anything was trimmed from the front of their sequence."""
-        kept: list[int] = []
-        trimmed: set[int] = set()
-        for step in self.run.steps:
-            if step.after.trimmed or step.error is not None:
-                trimmed.add(step.operation.index)
-            if step.operation.index not in trimmed:
-                kept.append(step.index)
-        return kept
+        """Indices of the steps on which no front trim has any bearing (see ``retelling.untrimmed``)."""
+        return untrimmed(self.run.steps)
 
     @cached_property
     def counterpart(self) -> Execution | None:
@@ -63,8 +59,29 @@ class Evidence:
         other = self.run.target.counterpart()
         if other is None:
             return None
-        operations: tuple[Operation, ...] = tuple(self.run.steps[i].operation for i in self.untrimmed)
-        return execute(other, Program(operations, self.run.owners), tell=False)
+        steps = [self.run.steps[i] for i in self.untrimmed]
+        return execute_numbered(other, self.run.owners, [(step.operation, step.number) for step in steps])
+
+    @cached_property
+    def without_rejected(self) -> list[Line]:
+        """The run without the tokens that it rolled back."""
+        return without_rejected(self.run.owners, self.run.steps)
+
+    @cached_property
+    def unspeculated(self) -> Execution:
+        """Those lines executed."""
+        lines = [line.numbered for line in self.without_rejected]
+        return execute_numbered(self.run.target, self.run.owners, lines)
+
+    @cached_property
+    def relived(self) -> list[tuple[Life, int, list[ForwardObservation]]]:
+        """The longest untrimmed life of every sequence again, in forwards of how many tokens: all at once and, where
+        there are not too many, one by one."""
+        made = []
+        for life in lives(self.run.owners, self.run.steps):
+            sizes = (len(life.spots), 1) if len(life.spots) <= ONE_BY_ONE else (len(life.spots),)
+            made += [(life, size, live_again(self.run.target, life, size)) for size in sizes]
+        return made
 
     @cached_property
     def history(self) -> History | None:
@@ -96,11 +113,16 @@ class Evidence:
     def executions(self) -> tuple[Execution, ...]:
         """The run and those comparisons that were really executed (for counting what they cost)."""
         made = [self.run]
-        for name in ("repeat", "counterpart"):
+        for name in ("repeat", "counterpart", "unspeculated"):
             other = self.__dict__.get(name)
             if other is not None:
                 made.append(other)
         return tuple(made)
+
+    @property
+    def other_forwards(self) -> tuple[ForwardObservation, ...]:
+        """Forwards that were made outside these executions."""
+        return tuple(seen for _, _, forwards in self.__dict__.get("relived", ()) for seen in forwards)
 
 
 class Property:
@@ -110,6 +132,7 @@ class Property:
     sentence: ClassVar[str]
     decisive_when: ClassVar[str]
     needs: ClassVar[frozenset[Capability]] = frozenset()
+    runs_again: ClassVar[bool] = False  # it has the program executed another time: see ``harness.turns``
 
     def judge_step(self, run: Execution, step: Step) -> Judgement | None:
         """Judge one step just applied; None if it says nothing about steps."""

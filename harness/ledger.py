@@ -7,10 +7,21 @@ written here a second time on purpose: the ledger is the independent half of eve
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from harness.media import Place
-from harness.operations import EnforceMaxKvSize, Operation, Owner, Rollback, TrimFront
+from harness.operations import (
+    EnforceMaxKvSize,
+    Fork,
+    Operation,
+    Owner,
+    Reset,
+    Restore,
+    Rollback,
+    SaveLoad,
+    Snapshot,
+    TrimFront,
+)
 
 SINKS = 4  # slots that the second generation of enforce_max_kv_size keeps, and the floor of a context shift
 
@@ -18,13 +29,16 @@ SINKS = 4  # slots that the second generation of enforce_max_kv_size keeps, and 
 @dataclass(frozen=True)
 class SequenceState:
     """A snapshot of one sequence. ``trimmed``: a front trim has removed something; ``removed``: any trim or rollback
-    has, so that the live length is no longer the number of tokens ever written."""
+    has, so that the live length is no longer the number of tokens ever written. ``read``: how many positions were read
+    with images, and ``images`` those of them where an image stands, one range for each run of placeholders."""
 
     offset: int
     live_start: int
     live_len: int
     trimmed: bool
     removed: bool
+    read: int = 0
+    images: tuple[range, ...] = ()
 
     def __str__(self) -> str:
         return f"offset {self.offset}, live_start {self.live_start}, live_len {self.live_len}"
@@ -47,7 +61,9 @@ class Append:
 @dataclass
 class SequenceLedger:
     """One sequence. ``owner`` decides whether the scheduler can trim it at all; ``prompt``: the M-RoPE ids of the
-    positions from 0 on that were read with images; ``numbers``: see ``Append``, as many as are held."""
+    positions from 0 on that were read with images, ``prompt_tokens`` their tokens, ``images`` the runs of
+    placeholders among them and ``source`` what the target was given to look at; ``numbers``: see ``Append``, as many
+    as are held; ``begun``: it has had a forward."""
 
     owner: Owner = "pool"
     held: list[int] = field(default_factory=list)
@@ -56,6 +72,10 @@ class SequenceLedger:
     trimmed: bool = False
     removed: bool = False
     prompt: list[Place] = field(default_factory=list)
+    prompt_tokens: tuple[int, ...] = ()
+    images: tuple[range, ...] = ()
+    source: object = None
+    begun: bool = False
 
     @property
     def live_len(self) -> int:
@@ -66,7 +86,12 @@ class SequenceLedger:
         return self.offset - len(self.held)
 
     def state(self) -> SequenceState:
-        return SequenceState(self.offset, self.live_start, self.live_len, self.trimmed, self.removed)
+        lengths = self.offset, self.live_start, self.live_len
+        return SequenceState(*lengths, self.trimmed, self.removed, len(self.prompt), self.images)
+
+    def read(self, tokens: tuple[int, ...], places: list[Place], images: tuple[range, ...], source: object) -> None:
+        """A prompt with images, of which the forwards from position 0 on will take their tokens."""
+        self.prompt_tokens, self.prompt, self.images, self.source = tokens, places, images, source
 
     def append(self, tokens: int, number: int = 0) -> Append:
         """``tokens`` new tokens at the absolute positions [offset, offset + tokens), numbered from ``number`` on."""
@@ -79,6 +104,7 @@ class SequenceLedger:
         self.held.extend(positions)
         self.numbers.extend(numbers)
         self.offset += tokens
+        self.begun = True
         return seen
 
     def trim_front(self, n: int, keep: int = 0) -> int:
@@ -102,6 +128,8 @@ class SequenceLedger:
             self.offset -= n
             self.removed = True
             del self.prompt[self.offset :]  # other tokens will follow, as if it had ended here
+            self.prompt_tokens = self.prompt_tokens[: self.offset]
+            self.images = tuple(run for run in self.images if run.stop <= self.offset)
         return n
 
     def enforce(self, rule: EnforceMaxKvSize) -> int:
@@ -130,3 +158,40 @@ class SequenceLedger:
         if isinstance(operation, EnforceMaxKvSize):
             return self.enforce(operation)
         raise TypeError(f"{operation!r} removes nothing")
+
+    def copied(self, owner: Owner) -> SequenceLedger:
+        """The same state under this owner, sharing no list with it."""
+        return replace(self, owner=owner, held=list(self.held), numbers=list(self.numbers), prompt=list(self.prompt))
+
+
+class PoolLedger:
+    """All sequences of a pool, and its slots for snapshots (by number, as far as they hold one)."""
+
+    def __init__(self, owners: tuple[Owner, ...]) -> None:
+        self.sequences = [SequenceLedger(owner) for owner in owners]
+        self.slots: dict[int, SequenceLedger] = {}
+
+    def apply(self, operation: Operation) -> bool:
+        """Apply an operation on the whole state of a sequence; returns whether it did anything.
+
+        It does nothing to or from a model-owned sequence, whose caches the pool does not have, nor from an empty slot.
+        """
+        index = operation.index
+        sequence = self.sequences[index]
+        if sequence.owner != "pool":
+            return False
+        if isinstance(operation, Snapshot):
+            self.slots[operation.slot] = sequence.copied("pool")
+        elif isinstance(operation, Restore):
+            if operation.slot not in self.slots:
+                return False
+            self.sequences[index] = self.slots[operation.slot].copied("pool")
+        elif isinstance(operation, Fork):
+            if self.sequences[operation.into].owner != "pool":
+                return False
+            self.sequences[operation.into] = sequence.copied("pool")
+        elif isinstance(operation, Reset):
+            self.sequences[index] = SequenceLedger("pool")
+        elif not isinstance(operation, SaveLoad):
+            raise TypeError(f"{operation!r} copies nothing")
+        return True

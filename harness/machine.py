@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, ClassVar, TypeVar
 
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from harness import strategies as draw
+from harness.capability import CAPABILITY_OF
 from harness.judge import Judge, Listener
 from harness.judging import Property
 from harness.ledger import SequenceLedger
-from harness.media import runs
 from harness.operations import (
     Chunk,
     Decode,
     EnforceMaxKvSize,
+    Fork,
     Generation,
     Operation,
     Owner,
     Prefill,
+    Reset,
+    Restore,
     Rollback,
+    SaveLoad,
+    Snapshot,
     TrimFront,
+    Verify,
 )
-from harness.target import Target
+from harness.target import Capability, Target
+from harness.turns import Turns
+
+_Rule = TypeVar("_Rule", bound=Callable[..., None])
+
+
+def _able(*capabilities: Capability) -> Callable[[_Rule], _Rule]:
+    """The rule is there for targets that can do this."""
+    return precondition(lambda self: self.target.capabilities.issuperset(capabilities))
 
 
 class ProgramMachine(RuleBasedStateMachine):
@@ -33,25 +48,30 @@ class ProgramMachine(RuleBasedStateMachine):
     properties: ClassVar[tuple[Property, ...]] = ()
     listener: ClassVar[Listener | None] = None
     muted: ClassVar[Collection[str]] = ()
+    turns: ClassVar[Turns | None] = None
 
     judge: Judge | None = None
+    ending: draw.Few = ()
 
-    @initialize(owners=draw.owner_layouts, tokens=draw.prefill_sizes, warm=draw.warm, more=draw.prefill_sizes)
-    def begin(self, owners: tuple[Owner, ...], tokens: int, warm: bool, more: int) -> None:
-        self.judge = Judge(self.target, owners, self.properties, self.listener, self.muted)
-        self._apply(Prefill(tokens))
-        if warm and len(owners) > 1:
-            self._apply(Prefill(more, 1))
+    @initialize(
+        owners=draw.owner_layouts,
+        tokens=draw.prefill_sizes,
+        start=draw.second_starts,
+        more=draw.prefill_sizes,
+        frame=draw.frames,
+    )
+    def begin(self, owners: tuple[Owner, ...], tokens: int, start: str, more: int, frame: draw.Frame) -> None:
+        self._begin(owners, Prefill(tokens), Prefill(more, 1), start, frame)
 
     @rule(sequence=draw.sequences, tokens=draw.chunk_sizes)
     def extend(self, sequence: int, tokens: int) -> None:
-        index = self._sequence(sequence)
-        self._apply(Chunk(tokens, index) if self._ledger(index).offset else Prefill(tokens, index))
+        self._extend(self._sequence(sequence), tokens)
 
     @rule(sequence=draw.sequences, times=draw.decode_times)
     def decode(self, sequence: int, times: int) -> None:
         self._apply(Decode(times, self._sequence(sequence)))
 
+    @_able(Capability.FRONT_TRIM)
     @rule(sequence=draw.sequences, n=draw.trim_counts, keep=draw.sinks, tokens=draw.chunk_sizes)
     def trim_and_go_on(self, sequence: int, n: int, keep: int, tokens: int) -> None:
         """What a chunked prefill does under a limit, and where this bug class lives: a trim, then a chunk."""
@@ -59,10 +79,12 @@ class ProgramMachine(RuleBasedStateMachine):
         self._apply(TrimFront(n, keep, index))
         self._apply(Chunk(tokens, index))
 
+    @_able(Capability.FRONT_TRIM)
     @rule(sequence=draw.sequences, n=draw.trim_counts, keep=draw.sinks)
     def trim_front(self, sequence: int, n: int, keep: int) -> None:
         self._apply(TrimFront(n, keep, self._sequence(sequence)))
 
+    @_able(Capability.ENFORCE)
     @rule(
         sequence=draw.sequences,
         excess=draw.excesses,
@@ -79,6 +101,7 @@ class ProgramMachine(RuleBasedStateMachine):
         else:  # the older generations take neither argument
             self._apply(EnforceMaxKvSize(limit, generation, sequence=index))
 
+    @_able(Capability.ENFORCE)
     @rule(sequence=draw.sequences, tokens=draw.chunk_sizes, excess=draw.excesses, generation=draw.generations)
     def bounded_prefill(self, sequence: int, tokens: int, excess: int, generation: Generation) -> None:
         """A chunked prefill under a bound, as a server does it: chunk, enforce, chunk, enforce."""
@@ -88,22 +111,141 @@ class ProgramMachine(RuleBasedStateMachine):
             self._apply(Chunk(tokens, index))
             self._apply(EnforceMaxKvSize(limit, generation, sequence=index))
 
+    @_able(Capability.ROLLBACK)
     @rule(sequence=draw.sequences, n=draw.rollback_counts)
     def rollback(self, sequence: int, n: int) -> None:
         self._apply(Rollback(n, self._sequence(sequence)))
 
+    @_able(Capability.ROLLBACK)
+    @rule(
+        sequence=draw.sequences, drafts=draw.drafts, accept=draw.accepts, rounds=draw.rounds, tokens=draw.decode_times
+    )
+    def speculate(self, sequence: int, drafts: int, accept: int, rounds: int, tokens: int) -> None:
+        """Verify rounds, and the tokens that follow where rejected drafts stood."""
+        index = self._sequence(sequence)
+        for _ in range(rounds):
+            self._apply(Verify(drafts, min(accept, drafts), index))
+        self._apply(Decode(tokens, index))
+
+    @_able(Capability.SNAPSHOT)
+    @rule(sequence=draw.sequences, slot=draw.slots)
+    def snapshot(self, sequence: int, slot: int) -> None:
+        self._apply(Snapshot(slot, self._sequence(sequence)))
+
+    @_able(Capability.SNAPSHOT)
+    @rule(sequence=draw.sequences, slot=draw.slots, tokens=draw.chunk_sizes)
+    def restore_and_go_on(self, sequence: int, slot: int, tokens: int) -> None:
+        index = self._sequence(sequence)
+        self._apply(Restore(slot, index))
+        self._extend(index, tokens)
+
+    @_able(Capability.SNAPSHOT)
+    @rule(
+        sequence=draw.sequences,
+        slot=draw.slots,
+        detour=draw.detours,
+        n=draw.chunk_sizes,
+        times=draw.times_back,
+        tokens=draw.chunk_sizes,
+    )
+    def leave_and_come_back(self, sequence: int, slot: int, detour: str, n: int, times: int, tokens: int) -> None:
+        """A snapshot, something else, and back, once or twice."""
+        index = self._sequence(sequence)
+        self._apply(Snapshot(slot, index))
+        for _ in range(times):
+            self._detour(detour, n, index)
+            self._apply(Restore(slot, index))
+            self._extend(index, tokens)
+
+    @precondition(lambda self: Capability.FORK in self.target.capabilities and self._several())
+    @rule(sequence=draw.sequences, tokens=draw.chunk_sizes, other=draw.decode_times)
+    def fork_and_go_on(self, sequence: int, tokens: int, other: int) -> None:
+        """A shared prefix, then both go their own ways."""
+        index = self._sequence(sequence)
+        into = 1 - index
+        self._apply(Fork(into, index))
+        self._extend(index, tokens)
+        self._apply(Decode(other, into))
+
+    @_able(Capability.SAVE_LOAD)
+    @rule(sequence=draw.sequences, tokens=draw.chunk_sizes)
+    def save_load_and_go_on(self, sequence: int, tokens: int) -> None:
+        index = self._sequence(sequence)
+        self._apply(SaveLoad(index))
+        self._extend(index, tokens)
+
+    @_able(Capability.RESET)
+    @rule(sequence=draw.sequences, tokens=draw.prefill_sizes)
+    def reset_and_reuse(self, sequence: int, tokens: int) -> None:
+        index = self._sequence(sequence)
+        self._apply(Reset(index))
+        self._extend(index, tokens)
+
     def teardown(self) -> None:
         if self.judge is not None:
+            self._apply_able(self.ending)
             self.judge.end()
+
+    def _begin(
+        self,
+        owners: tuple[Owner, ...],
+        first: Prefill,
+        second: Prefill,
+        start: str,
+        frame: draw.Frame,
+        turn: bool = False,
+    ) -> None:
+        """``turn``: the second sequence gets its prefill first."""
+        early, self.ending = frame
+        able = self.target.capabilities
+        if Capability.SEQUENCES not in able:
+            owners = owners[:1]
+        if Capability.OWNERSHIP not in able:
+            owners = tuple("pool" for _ in owners)
+        self.judge = Judge(self.target, owners, self.properties, self.listener, self.muted, self.turns)
+        two = len(owners) > 1 and start != "empty"
+        fork = start == "fork" and Capability.FORK in able and self._several()
+        if two and turn and not fork:
+            self._apply(second)
+        self._apply(first)
+        self._apply_able(early)
+        if two and (fork or not turn):
+            self._apply(Fork(1) if fork else second)
+
+    def _apply_able(self, operations: draw.Few) -> None:
+        for operation in operations:
+            if CAPABILITY_OF[type(operation)] in self.target.capabilities:
+                self._apply(operation)
+
+    def _several(self) -> bool:
+        """Are there two sequences that the pool owns?"""
+        return self.judge is not None and self.judge.run.owners.count("pool") > 1
+
+    def _extend(self, index: int, tokens: int) -> None:
+        """A chunk, or the prefill of a sequence that has nothing yet."""
+        self._apply(Chunk(tokens, index) if self._ledger(index).offset else Prefill(tokens, index))
+
+    def _detour(self, kind: str, n: int, index: int) -> None:
+        able = self.target.capabilities
+        if kind == "decode":
+            self._apply(Decode(min(n, 8), index))
+        elif kind == "trim" and Capability.FRONT_TRIM in able:
+            self._apply(TrimFront(n, sequence=index))
+        elif kind == "rollback" and Capability.ROLLBACK in able:
+            self._apply(Rollback(n, index))
+            self._extend(index, n)
+        elif kind == "enforce" and Capability.ENFORCE in able:
+            self._apply(EnforceMaxKvSize(n, "sinks", sequence=index))
+        elif kind == "reset" and Capability.RESET in able:
+            self._apply(Reset(index))
+        else:
+            self._extend(index, n)
 
     def _sequence(self, drawn: int) -> int:
         return drawn % len(self.judge.run.owners) if self.judge is not None else 0
 
     def _ledger(self, index: int) -> SequenceLedger:
         return self.judge.run.ledgers[index] if self.judge is not None else SequenceLedger()
-
-    def _operations(self) -> list[Operation]:
-        return [step.operation for step in self.judge.run.steps] if self.judge is not None else []
 
     def _apply(self, operation: Operation) -> None:
         if self.judge is not None and not self.judge.stopped:
@@ -116,8 +258,9 @@ class ImageMachine(ProgramMachine):
     @initialize(
         owners=draw.owner_layouts,
         first=draw.image_prefills(),
-        warm=draw.warm,
+        start=draw.second_starts,
         second=draw.prefills(1),
+        frame=draw.frames,
         turn=draw.turns,
         early=draw.early_trims,
         tokens=draw.chunk_sizes,
@@ -126,22 +269,30 @@ class ImageMachine(ProgramMachine):
         self,
         owners: tuple[Owner, ...],
         first: Prefill,
-        warm: bool,
+        start: str,
         second: Prefill,
+        frame: draw.Frame,
         turn: bool,
         early: int,
         tokens: int,
     ) -> None:
         """``turn``: the second sequence gets its prompt first. ``early``: a bound is met before the first prompt is
         read to its end, and the next chunk brings more of it."""
-        prompts = (first, second) if warm and len(owners) > 1 else (first,)
-        self.judge = Judge(self.target, owners, self.properties, self.listener, self.muted)
-        for prompt in reversed(prompts) if turn else prompts:
-            self._apply(prompt)
+        self._begin(owners, first, second, start, frame, turn)
         if early and self._ledger(0).offset < len(self._ledger(0).prompt):
-            self._apply(TrimFront(early))
+            self._apply_able((TrimFront(early),))
             self._apply(Chunk(tokens))
 
+    @_able(Capability.RESET)
+    @rule(sequence=draw.sequences, prompts=st.tuples(draw.image_prefills(0), draw.image_prefills(1)))
+    def reset_and_look_again(self, sequence: int, prompts: tuple[Prefill, Prefill]) -> None:
+        """Behind a reset a prompt may hold images again; a sequence that the pool cannot reset goes on with text."""
+        index = self._sequence(sequence)
+        self._apply(Reset(index))
+        prompt = prompts[index]
+        self._apply(Chunk(prompt.tokens, index) if self._ledger(index).begun else prompt)
+
+    @_able(Capability.ROLLBACK)
     @rule(sequence=draw.sequences, where=draw.image_positions, tokens=draw.chunk_sizes)
     def roll_back_into_an_image(self, sequence: int, where: int, tokens: int) -> None:
         """Other tokens then stand where the rest of the image stood. Left to chance this would be rare."""
@@ -153,12 +304,8 @@ class ImageMachine(ProgramMachine):
 
     def _inside_images(self, index: int) -> list[int]:
         """Positions behind the first token of an image that were processed and that a rollback can reach."""
-        ledger, images = self._ledger(index), self.target.images
-        first = next((op for op in self._operations() if op.index == index and isinstance(op, Prefill)), None)
-        if first is None or images is None:
-            return []
-        reach = range(max(ledger.live_start, 0), min(ledger.offset, len(ledger.prompt)))
-        return [p for run in runs(first.media, images.frames_apart) for p in run.positions[1:] if p in reach]
+        ledger = self._ledger(index)
+        return [p for run in ledger.images for p in run[1:] if max(ledger.live_start, 0) <= p < ledger.offset]
 
 
 def make_machine(
@@ -167,6 +314,7 @@ def make_machine(
     properties: Sequence[Property],
     listener: Listener | None = None,
     muted: Collection[str] = (),
+    turns: Turns | None = None,
 ) -> type[ProgramMachine]:
     """A machine class with a name of its own.
 
@@ -178,6 +326,7 @@ def make_machine(
         "properties": tuple(properties),
         "listener": listener,
         "muted": frozenset(muted),
+        "turns": turns,
     }
     base = ProgramMachine if target.images is None else ImageMachine
     return type(name, (base,), body)

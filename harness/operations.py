@@ -8,59 +8,26 @@ hashed, written as JSON and replayed.  Token ids are not part of an operation: t
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, get_args
 
+from harness.copies import COPIES, Fork, Reset, Restore, SaveLoad, Snapshot
 from harness.media import Media, MediaError, check_media, media_from_json
-
-Owner = Literal["pool", "model"]
-Generation = Literal["trim", "sinks", "shift"]
-
-#: Upper bounds that a value must respect before anything is allocated for it (a trace file is untrusted input).
-MAX_TOKENS = 1 << 11  # of one operation
-MAX_TOTAL_TOKENS = 1 << 13  # of a program; scores are [heads, tokens, keys], so this bounds the memory
-MAX_COUNT = 1 << 31
-MAX_SEQUENCES = 64
-MAX_OPERATIONS = 2_000
-
-
-class OperationError(ValueError):
-    """An operation or a program that cannot mean anything; the message is one line and names the value."""
-
-
-def _check(owner: object, name: str, value: object, low: int, high: int) -> None:
-    kind = type(owner).__name__
-    if type(value) is not int:  # bool is an int to isinstance, and never a count
-        raise OperationError(f"{kind}: {name} must be a whole number, got {value!r:.60}")
-    if not low <= value <= high:
-        raise OperationError(f"{kind}: {name} must lie in [{low}, {high}], got {value!r:.60}")
-
-
-@dataclass(frozen=True)
-class Operation:
-    """Base of all operations. ``sequence`` is the index of the sequence in the pool that it acts on."""
-
-    code: ClassVar[str] = ""
-
-    @property
-    def index(self) -> int:
-        """The sequence it acts on (every operation has the field ``sequence``, last, so that it may default)."""
-        return int(getattr(self, "sequence"))  # noqa: B009  # the field lives in the subclasses
-
-    def to_json(self) -> dict[str, Any]:
-        return {"op": self.code, **{f.name: getattr(self, f.name) for f in dataclasses.fields(self)}}
-
-    def text(self) -> str:
-        """The operation without its sequence: ``TrimFront(4)``, with ``name=value`` for what is not the first field
-        and not its default."""
-        shown = []
-        for number, f in enumerate(f for f in dataclasses.fields(self) if f.name != "sequence"):
-            value = getattr(self, f.name)
-            if number == 0:
-                shown.append(str(value))
-            elif value != f.default:
-                shown.append(f"{f.name}={value}")
-        return f"{type(self).__name__}({', '.join(shown)})"
+from harness.operation import (
+    MAX_COUNT,
+    MAX_OPERATIONS,
+    MAX_SEQUENCES,
+    MAX_SLOTS,
+    MAX_TOKENS,
+    MAX_TOTAL_TOKENS,
+    Generation,
+    Operation,
+    OperationError,
+    Owner,
+    check_number,
+)
+from harness.trims import EnforceMaxKvSize, Rollback, TrimFront
 
 
 @dataclass(frozen=True)
@@ -78,8 +45,8 @@ class Prefill(Operation):
     media: tuple[Media, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
-        _check(self, "tokens", self.tokens, 1, MAX_TOKENS)
-        _check(self, "sequence", self.sequence, 0, MAX_SEQUENCES - 1)
+        check_number(self, "tokens", self.tokens, 1, MAX_TOKENS)
+        check_number(self, "sequence", self.sequence, 0, MAX_SEQUENCES - 1)
         try:
             check_media(self.media, MAX_TOKENS)
         except MediaError as error:
@@ -105,8 +72,8 @@ class Chunk(Operation):
     sequence: int = 0
 
     def __post_init__(self) -> None:
-        _check(self, "tokens", self.tokens, 1, MAX_TOKENS)
-        _check(self, "sequence", self.sequence, 0, MAX_SEQUENCES - 1)
+        check_number(self, "tokens", self.tokens, 1, MAX_TOKENS)
+        check_number(self, "sequence", self.sequence, 0, MAX_SEQUENCES - 1)
 
 
 @dataclass(frozen=True)
@@ -118,68 +85,67 @@ class Decode(Operation):
     sequence: int = 0
 
     def __post_init__(self) -> None:
-        _check(self, "times", self.times, 1, MAX_TOKENS)
-        _check(self, "sequence", self.sequence, 0, MAX_SEQUENCES - 1)
+        check_number(self, "times", self.times, 1, MAX_TOKENS)
+        check_number(self, "sequence", self.sequence, 0, MAX_SEQUENCES - 1)
 
 
 @dataclass(frozen=True)
-class TrimFront(Operation):
-    """Drop the oldest ``n`` keys behind the first ``keep`` slots (attention sinks)."""
+class Verify(Operation):
+    """A verify round of speculative decoding: one forward of ``drafts`` tokens behind whatever the cache holds, of
+    which all but the first ``accept`` are rolled back. Other tokens follow."""
 
-    code: ClassVar[str] = "trim_front"
-    n: int
-    keep: int = 0
+    code: ClassVar[str] = "verify"
+    drafts: int
+    accept: int
     sequence: int = 0
 
     def __post_init__(self) -> None:
-        _check(self, "n", self.n, 0, MAX_COUNT)
-        _check(self, "keep", self.keep, 0, MAX_COUNT)
-        _check(self, "sequence", self.sequence, 0, MAX_SEQUENCES - 1)
+        check_number(self, "drafts", self.drafts, 1, MAX_TOKENS)
+        check_number(self, "accept", self.accept, 0, self.drafts)
+        check_number(self, "sequence", self.sequence, 0, MAX_SEQUENCES - 1)
 
 
-@dataclass(frozen=True)
-class EnforceMaxKvSize(Operation):
-    """The scheduler's bound on the live length, in one of its three generations.
-
-    ``trim``: drop the excess from the front.  ``sinks``: the same, keeping ``min(4, limit - 1)`` slots.  ``shift``:
-    context shift with ``keep`` slots and a depth of ``max(excess, n_discard or half of what is not kept)``.
-    """
-
-    code: ClassVar[str] = "enforce_max_kv_size"
-    limit: int
-    generation: Generation = "trim"
-    keep: int = 4
-    n_discard: int = 0
-    sequence: int = 0
-
-    def __post_init__(self) -> None:
-        _check(self, "limit", self.limit, 1, MAX_COUNT)
-        _check(self, "keep", self.keep, 0, MAX_COUNT)
-        _check(self, "n_discard", self.n_discard, 0, MAX_COUNT)
-        _check(self, "sequence", self.sequence, 0, MAX_SEQUENCES - 1)
-        if self.generation not in get_args(Generation):
-            raise OperationError(
-                f"EnforceMaxKvSize: generation must be one of {', '.join(get_args(Generation))}, "
-                f"got {self.generation!r:.60}"
-            )
-
-
-@dataclass(frozen=True)
-class Rollback(Operation):
-    """Drop the newest ``n`` keys (tail trim, as speculative decoding does with rejected drafts)."""
-
-    code: ClassVar[str] = "rollback"
-    n: int
-    sequence: int = 0
-
-    def __post_init__(self) -> None:
-        _check(self, "n", self.n, 0, MAX_COUNT)
-        _check(self, "sequence", self.sequence, 0, MAX_SEQUENCES - 1)
-
-
-OPERATIONS: tuple[type[Operation], ...] = (Prefill, Chunk, Decode, TrimFront, EnforceMaxKvSize, Rollback)
-FORWARDS = (Prefill, Chunk, Decode)
+OPERATIONS: tuple[type[Operation], ...] = (
+    Prefill,
+    Chunk,
+    Decode,
+    TrimFront,
+    EnforceMaxKvSize,
+    Rollback,
+    Verify,
+    *COPIES,
+)
+FORWARDS = (Prefill, Chunk, Decode, Verify)
 _BY_CODE = {kind.code: kind for kind in OPERATIONS}
+
+
+def tokens_of(operation: Operation) -> int:
+    """How many tokens it processes."""
+    if isinstance(operation, Decode):
+        return operation.times
+    if isinstance(operation, Verify):
+        return operation.drafts
+    return operation.tokens if isinstance(operation, (Prefill, Chunk)) else 0
+
+
+def begun_before(operations: Sequence[Operation], owners: Sequence[Owner]) -> list[bool]:
+    """Of every operation: had the state that its sequence is in ever had a forward?"""
+    begun, slots, found = [False] * len(owners), dict[int, bool](), list[bool]()
+    for op in operations:
+        found.append(begun[op.index])
+        if isinstance(op, FORWARDS):
+            begun[op.index] = True
+        elif owners[op.index] != "pool":
+            continue  # out of the pool's reach: it copies and resets nothing
+        elif isinstance(op, Reset):
+            begun[op.index] = False
+        elif isinstance(op, Snapshot):
+            slots[op.slot] = begun[op.index]
+        elif isinstance(op, Restore):
+            begun[op.index] = slots.get(op.slot, begun[op.index])
+        elif isinstance(op, Fork) and owners[op.into] == "pool":
+            begun[op.into] = begun[op.index]
+    return found
 
 
 def operation_from_json(data: object) -> Operation:
@@ -231,15 +197,19 @@ class Program:
         for operation in self.operations:
             if operation.index >= len(self.owners):
                 raise OperationError(f"{operation.text()} names sequence {operation.index} of {len(self.owners)}")
-        total = sum(_processed(operation) for operation in self.operations)
+            if isinstance(operation, Fork) and operation.into >= len(self.owners):
+                raise OperationError(f"{operation.text()} names sequence {operation.into} of {len(self.owners)}")
+        total = sum(map(tokens_of, self.operations))
         if total > MAX_TOTAL_TOKENS:
             raise OperationError(f"a program processes at most {MAX_TOTAL_TOKENS} tokens, this one {total}")
-        started: set[int] = set()
-        for operation in self.operations:
-            if isinstance(operation, Prefill) and operation.media and operation.index in started:
-                raise OperationError(f"{operation.text()} has images, but is not the first forward of its sequence")
-            if isinstance(operation, FORWARDS):
-                started.add(operation.index)
+        self._check_images()
+
+    def _check_images(self) -> None:
+        """A prompt with images comes first in its sequence, or first again behind a Reset, or behind a Restore or a
+        Fork of a sequence that had not begun."""
+        for op, begun in zip(self.operations, begun_before(self.operations, self.owners), strict=True):
+            if isinstance(op, Prefill) and op.media and begun:
+                raise OperationError(f"{op.text()} has images, but is not the first forward of its sequence")
 
     @property
     def has_media(self) -> bool:
@@ -267,3 +237,36 @@ class Program:
         if len(operations) > MAX_OPERATIONS:
             raise OperationError(f"a program has at most {MAX_OPERATIONS} operations, got {len(operations)}")
         return cls(tuple(operation_from_json(item) for item in operations), tuple(owners))
+
+
+__all__ = [
+    "COPIES",
+    "FORWARDS",
+    "MAX_COUNT",
+    "MAX_OPERATIONS",
+    "MAX_SEQUENCES",
+    "MAX_SLOTS",
+    "MAX_TOKENS",
+    "MAX_TOTAL_TOKENS",
+    "OPERATIONS",
+    "Chunk",
+    "Decode",
+    "EnforceMaxKvSize",
+    "Fork",
+    "Generation",
+    "Operation",
+    "OperationError",
+    "Owner",
+    "Prefill",
+    "Program",
+    "Reset",
+    "Restore",
+    "Rollback",
+    "SaveLoad",
+    "Snapshot",
+    "TrimFront",
+    "Verify",
+    "begun_before",
+    "operation_from_json",
+    "tokens_of",
+]

@@ -13,12 +13,13 @@ if TYPE_CHECKING:  # the command line reads the names of the profiles before any
 @dataclass(frozen=True)
 class Profile:
     """``programs``: examples per family; ``operations``: rules applied after the first prefill (some stand for two or
-    four operations); ``remember``: keep an
-    example database, so that what was once found is tried first (a fixed seed then no longer fixes the examples).
-    ``shrink``: let Hypothesis shrink before ``harness.reduction`` does.  The reduction alone gets as far in a tenth of
-    the time on the bugs we know; Hypothesis's own passes are for those that we do not.  ``least``: programs per
-    configuration, however many there are.  ``patience``: further searches on a configuration on which some property
-    has met no decisive step.  ``configurations``: how many are drawn per family, beside those that are built in."""
+    four operations); ``remember``: keep an example database, so that what was once found is tried first (a fixed seed
+    then no longer fixes the examples). ``shrink``: let Hypothesis shrink before ``harness.reduction`` does.  The
+    reduction alone gets as far in a tenth of the time on the bugs we know; Hypothesis's own passes are for those that
+    we do not.  ``least``: programs per configuration, however many there are.  ``patience``: further searches on a
+    configuration on which some property has met no decisive step.  ``configurations``: how many are drawn per family,
+    beside those that are built in.  ``every``: properties that run programs again do so with every how manieth (see
+    ``harness.turns``)."""
 
     name: str
     programs: int
@@ -26,8 +27,9 @@ class Profile:
     remember: bool = False
     shrink: bool = True
     least: int = 8
-    patience: int = 3
+    patience: int = 5
     configurations: int = 0
+    every: int = 4
 
     def share(self, configurations: int) -> int:
         """Programs on each of so many configurations, before anything is found."""
@@ -67,7 +69,7 @@ PROFILES: dict[str, Profile] = {
         Profile(
             "smoke", programs=24, operations=6, shrink=False, least=2, patience=1, configurations=1
         ),  # does it run at all?
-        Profile("quick", programs=104, operations=5, shrink=False, configurations=2),
+        Profile("quick", programs=104, operations=6, shrink=False, configurations=2),
         Profile("ci", programs=400, operations=8, configurations=4),
         Profile("nightly", programs=5000, operations=12, remember=True, configurations=12),
     )

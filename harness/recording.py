@@ -46,6 +46,9 @@ def _step(run: Execution, step: Step) -> dict[str, Any]:
         body["caches_trimmed"] = len(step.removal.removed)
         body["removed"] = [int(n) for n in step.removal.removed]
         body["expected_removed"] = step.expected_removed
+    if step.copied is not None:
+        body["caches"] = step.copied.caches
+        body["effective"] = step.effective
     if step.error is not None:
         body["error"] = " ".join(step.error.split())
     return body

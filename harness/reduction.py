@@ -8,24 +8,35 @@ operations longer than needed.  This pass takes those steps.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
+from harness.capability import needs
 from harness.execution import execute
 from harness.findings import Finding, FindingError
 from harness.judge import judge_program
 from harness.judging import Property
 from harness.media import Media, MediaError, check_media
 from harness.operations import (
+    FORWARDS,
     MAX_TOKENS,
     Chunk,
     Decode,
     EnforceMaxKvSize,
+    Fork,
     Operation,
+    OperationError,
+    Owner,
     Prefill,
     Program,
+    Restore,
+    Rollback,
+    Snapshot,
     TrimFront,
+    Verify,
+    begun_before,
+    tokens_of,
 )
 from harness.target import Target
 
@@ -55,9 +66,12 @@ def reduce_finding(target: Target, finding: Finding, properties: tuple[Property,
     progress = True
     while progress and attempts < ATTEMPTS:
         progress = False
-        for drawn in _candidates(target, best.program):
-            candidate = _normal(drawn)
-            if _size(candidate) >= _size(best.program):
+        for operations, owners in _candidates(target, best.program):
+            try:
+                candidate = _normal(operations, owners)
+            except OperationError:
+                continue  # it means nothing: a Fork into a sequence that is gone, images that no longer come first
+            if _size(candidate) >= _size(best.program) or not needs(candidate) <= target.capabilities:
                 continue
             attempts += 1
             smaller = fails(candidate)
@@ -82,53 +96,100 @@ def _size(program: Program) -> tuple[int, int, int, int]:
     return len(operations), len(program.owners), rank, numbers
 
 
-def _candidates(target: Target, program: Program) -> Iterator[Program]:
+_Draft = tuple[tuple[Operation, ...], tuple[Owner, ...]]
+"""What may become a Program, or may mean nothing."""
+
+
+def _candidates(target: Target, program: Program) -> Iterator[_Draft]:
     """Programs that might do, the boldest first."""
-    operations = program.operations
-    for keep in range(len(program.owners)):
-        if len(program.owners) > 1:
-            alone = tuple(_replaced(op, "sequence", 0) for op in operations if op.index == keep)
-            yield Program(alone, (program.owners[keep],))
-    for index, owner in enumerate(program.owners):
+    operations, owners = program.operations, program.owners
+    for keep in range(len(owners)):
+        if len(owners) > 1:
+            yield _alone(op for op in operations if op.index == keep), (owners[keep],)
+    for number, fork in enumerate(operations):
+        if isinstance(fork, Fork):  # one sequence that goes the way of both
+            mine = [op for op in operations[:number] if op.index == fork.index]
+            mine += [op for op in operations[number + 1 :] if op.index == fork.into]
+            yield _alone(mine), (owners[fork.into],)
+    for index, owner in enumerate(owners):
         if owner != "pool":
-            yield Program(operations, (*program.owners[:index], "pool", *program.owners[index + 1 :]))
+            yield operations, (*owners[:index], "pool", *owners[index + 1 :])
     size = len(operations) // 2
     while len(operations) > 8 and size >= max(2, len(operations) // 8):  # a long one: whole stretches first
         for start in range(len(operations) - size, -1, -size):
-            yield Program(operations[:start] + operations[start + size :], program.owners)
+            yield operations[:start] + operations[start + size :], owners
         size //= 2
+    for start, end in _detours(operations):
+        yield operations[:start] + operations[end + 1 :], owners
+        yield operations[:start] + operations[start + 1 : end] + operations[end + 1 :], owners
     for number in range(len(operations) - 1, -1, -1):
         yield _with(program, number)
+    begun = begun_before(operations, owners)
     for number, (left, right) in enumerate(pairwise(operations)):
-        if isinstance(left, (Prefill, Chunk, Decode)) and left.index == right.index and not _removes(right):
-            tokens = _tokens(left) + _tokens(right)
-            if tokens > MAX_TOKENS:
-                continue
-            merged = Prefill(tokens, left.index, media=_media(left))  # a Chunk, where it is not the first (``_normal``)
-            yield Program((*operations[:number], merged, *operations[number + 2 :]), program.owners)
-    started: set[int] = set()
+        if left.index != right.index or not isinstance(left, FORWARDS):
+            continue
+        rest = operations[number + 2 :]
+        if isinstance(left, Chunk) and isinstance(right, Rollback) and begun[number] and 0 < right.n <= left.tokens:
+            yield (*operations[:number], Verify(left.tokens, left.tokens - right.n, left.index), *rest), owners
+        tokens = tokens_of(left) + tokens_of(right)
+        if isinstance(right, FORWARDS) and tokens <= MAX_TOKENS:  # a Chunk, where it is not the first (``_normal``)
+            yield (*operations[:number], Prefill(tokens, left.index, media=_media(left)), *rest), owners
     for number, operation in enumerate(operations):
-        if isinstance(operation, Decode) and operation.index not in started:
+        if isinstance(operation, Verify):
+            for tokens in filter(None, (operation.accept, operation.drafts)):
+                yield _with(program, number, Chunk(tokens, operation.index))
+        if isinstance(operation, Decode) and not begun[number]:
             yield _with(program, number, Prefill(operation.times, operation.index))
-        if not _removes(operation):
-            started.add(operation.index)
     steps = execute(target, program).steps
     for number, operation in enumerate(operations):
         if isinstance(operation, EnforceMaxKvSize) and number < len(steps) and steps[number].expected_removed:
             yield _with(program, number, TrimFront(steps[number].expected_removed or 0, sequence=operation.sequence))
-        for field in dataclasses.fields(operation):
-            value = getattr(operation, field.name)
-            if type(value) is not int or field.name == "sequence":
-                continue
-            steps_down = [
-                value - (value >> shift) for shift in range(1, value.bit_length() + 1)
-            ]  # half, then ever less
-            for smaller in dict.fromkeys((0, 1, 2, *steps_down)):
-                if 0 < smaller < value or (smaller == 0 < value and field.name in ("keep", "n_discard")):
-                    yield _with(program, number, _replaced(operation, field.name, smaller))
+        yield from (_with(program, number, smaller) for smaller in _smaller_numbers(operation))
     for number, operation in enumerate(operations):
         for media in _smaller_media(_media(operation)):
             yield _with(program, number, dataclasses.replace(operation, media=media))  # type: ignore[call-arg]
+    used = {op.slot for op in operations if isinstance(op, (Snapshot, Restore))}
+    for slot in used:
+        for free in set(range(slot)) - used:
+            renamed = (_replaced(op, "slot", free) if getattr(op, "slot", None) == slot else op for op in operations)
+            yield tuple(renamed), owners
+
+
+def _alone(operations: Iterable[Operation]) -> tuple[Operation, ...]:
+    """The same on the only sequence of a program; into which nothing can be forked."""
+    return tuple(_replaced(op, "sequence", 0) for op in operations if not isinstance(op, Fork))
+
+
+def _detours(operations: tuple[Operation, ...]) -> Iterator[tuple[int, int]]:
+    """A Snapshot and a later Restore of its slot on the same sequence: what lies between came to nothing."""
+    for start, left in enumerate(operations):
+        for end in range(len(operations) - 1, start, -1):
+            right = operations[end]
+            if isinstance(left, Snapshot) and isinstance(right, Restore) and _same_place(left, right):
+                yield start, end
+
+
+def _same_place(left: Snapshot, right: Restore) -> bool:
+    return (left.slot, left.sequence) == (right.slot, right.sequence)
+
+
+_MAY_BE_ZERO = ("keep", "n_discard", "accept")
+_NOT_SIZES = ("sequence", "slot", "into")
+
+
+def _smaller_numbers(operation: Operation) -> Iterator[Operation]:
+    """The same with one number less: by half, then by ever less."""
+    for field in dataclasses.fields(operation):
+        value = getattr(operation, field.name)
+        if type(value) is not int or field.name in _NOT_SIZES:
+            continue
+        steps_down = [value - (value >> shift) for shift in range(1, value.bit_length() + 1)]
+        for smaller in dict.fromkeys((0, 1, 2, *steps_down)):
+            if 0 < smaller < value or (smaller == 0 < value and field.name in _MAY_BE_ZERO):
+                if isinstance(operation, Verify) and field.name == "drafts":  # never fewer than are accepted
+                    yield Verify(smaller, min(operation.accept, smaller), operation.sequence)
+                else:
+                    yield _replaced(operation, field.name, smaller)
 
 
 def _media(operation: Operation) -> tuple[Media, ...]:
@@ -154,20 +215,17 @@ def _smaller_media(media: tuple[Media, ...]) -> Iterator[tuple[Media, ...]]:
                 yield candidate
 
 
-def _normal(program: Program) -> Program:
+def _normal(operations: tuple[Operation, ...], owners: tuple[Owner, ...]) -> Program:
     """The same forwards in the usual words: the first one of a sequence is a Prefill, a later one a Chunk."""
-    started: set[int] = set()
-    operations: list[Operation] = []
-    for operation in program.operations:
+    usual: list[Operation] = []
+    for operation, begun in zip(operations, begun_before(operations, owners), strict=True):
         if isinstance(operation, (Prefill, Chunk)):
-            if operation.index in started:
+            if begun:
                 operation = Chunk(operation.tokens, operation.sequence)
             else:
                 operation = Prefill(operation.tokens, operation.sequence, media=_media(operation))
-        if not _removes(operation):
-            started.add(operation.index)
-        operations.append(operation)
-    return Program(tuple(operations), program.owners)
+        usual.append(operation)
+    return Program(tuple(usual), owners)
 
 
 def _replaced(operation: Operation, name: str, value: int) -> Operation:
@@ -175,14 +233,6 @@ def _replaced(operation: Operation, name: str, value: int) -> Operation:
     return dataclasses.replace(operation, **changes)
 
 
-def _with(program: Program, number: int, *instead: Operation) -> Program:
+def _with(program: Program, number: int, *instead: Operation) -> _Draft:
     operations = program.operations
-    return Program((*operations[:number], *instead, *operations[number + 1 :]), program.owners)
-
-
-def _removes(operation: Operation) -> bool:
-    return not isinstance(operation, (Prefill, Chunk, Decode))
-
-
-def _tokens(operation: Operation) -> int:
-    return operation.times if isinstance(operation, Decode) else int(getattr(operation, "tokens", 0))
+    return (*operations[:number], *instead, *operations[number + 1 :]), program.owners

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from harness.capability import needs
 from harness.execution import Execution
 from harness.findings import Finding, FindingError
 from harness.images import check_size
@@ -80,6 +81,8 @@ def replay(trace: Trace, target: Target, properties: Sequence[Property]) -> Repl
             "its steps are not those of its program, so its finding says nothing about it; to run another program, set "
             "'finding' to null and 'steps' to []"
         )
+    if unable := needs(trace.program) - target.capabilities:
+        raise TraceError(f"{target.identity.full_name} cannot run its program, it lacks: {', '.join(sorted(unable))}")
     recorded = trace.finding["property"] if trace.finding else None
     known = {prop.id for prop in properties}
     if recorded is not None and recorded not in known:

@@ -7,7 +7,7 @@ from typing import TypeVar
 from hypothesis import strategies as st
 
 from harness.media import Media
-from harness.operations import Generation, Owner, Prefill
+from harness.operations import Generation, Operation, Owner, Prefill, Reset, Restore, SaveLoad, Snapshot, Verify
 
 T = TypeVar("T")
 
@@ -43,17 +43,44 @@ generations: st.SearchStrategy[Generation] = st.sampled_from(("trim", "sinks", "
 shift_keeps = st.integers(0, 8)
 discards = weighted((3, st.just(0)), (2, st.integers(1, 16)), (1, st.just(10_000)))
 
+#: A verify round: how many tokens are drafted, and how many of them are accepted (to be cut to those drafted).
+drafts = weighted((8, st.integers(1, 6)), (1, st.integers(1, 24)))
+accepts = st.integers(0, 6)
+rounds = st.integers(1, 2)
+
+#: Slots for snapshots: few, so that they are written twice and read twice.
+slots = weighted((6, st.just(0)), (2, st.just(1)), (1, st.integers(2, 3)))
+#: What happens between a snapshot and its return.
+detours = st.sampled_from(("chunk", "decode", "trim", "rollback", "enforce", "reset"))
+times_back = st.integers(1, 2)
+
+Few = tuple[Operation, ...]
+#: Done at once behind the first prefill: a snapshot, so that every later restore has something to give back, or a
+#: verify round, so that whatever follows stands where drafts were rejected.
+_early: st.SearchStrategy[Few] = weighted(
+    (3, st.just(())),
+    (3, st.just((Snapshot(0),))),
+    (2, st.builds(lambda k, a: (Verify(k, min(a, k)),), st.integers(1, 6), st.integers(0, 6))),
+    (1, st.just((Snapshot(0), Verify(4, 2)))),
+)
+#: Done at the end of a program, when its caches have been through most: what they hold is compared, and no forward is
+#: needed for it.
+_ends: tuple[Few, ...] = ((), (SaveLoad(),), (Reset(),), (Restore(0), SaveLoad()), (Restore(0),))
+Frame = tuple[Few, Few]
+frames: st.SearchStrategy[Frame] = st.tuples(_early, st.sampled_from(_ends))
+
 _ONE: tuple[Owner, ...] = ("pool",)
 #: Who owns the sequences of a program.
 owner_layouts: st.SearchStrategy[tuple[Owner, ...]] = weighted(
     (8, st.just(_ONE)),
-    (4, st.just(("pool", "pool"))),
+    (8, st.just(("pool", "pool"))),
     (2, st.just(("pool", "model"))),
     (1, st.just(("model", "pool"))),
     (1, st.just(("model",))),
 )
-#: Is the second sequence filled at the start, too? Left empty, it shows what trims do to an empty cache.
-warm = weighted((5, st.just(True)), (1, st.just(False)))
+#: How the second sequence begins: with a prefill of its own, as a fork of the first, or left empty, which shows what
+#: trims do to an empty cache.
+second_starts = weighted((4, st.just("prefill")), (3, st.just("fork")), (1, st.just("empty")))
 #: Which sequence an operation acts on, to be taken modulo their number.
 sequences = st.integers(0, 1)
 

@@ -8,8 +8,7 @@ from typing import Any
 from harness.execution import Execution, Step
 from harness.findings import Finding
 from harness.judging import Evidence, Judgement, Property, is_blind
-from harness.media import runs
-from harness.operations import Chunk, Decode, Prefill, Rollback
+from harness.operations import Chunk, Decode, Fork, Prefill, Reset, Restore, Rollback, SaveLoad, Verify, tokens_of
 from harness.target import Target
 
 IMAGE_STATES = (
@@ -70,6 +69,11 @@ class Coverage:
     rolled_back_into_image: int = 0
     chunk_after_cut_image: int = 0
     with_videos: int = 0
+    verified_in_part: int = 0
+    restored_after_trim: int = 0
+    forked_and_used_both: int = 0
+    saved_after_trim: int = 0
+    reset_and_reused: int = 0
 
     def to_json(self) -> dict[str, int]:
         return asdict(self)
@@ -115,6 +119,8 @@ class Tally:
             for step in run.steps:
                 self.forwards_made += len(step.forwards)
                 self.forward_seconds += sum(forward.seen.seconds for forward in step.forwards)
+        self.forwards_made += len(evidence.other_forwards)
+        self.forward_seconds += sum(seen.seconds for seen in evidence.other_forwards)
 
     def _count(self, run: Execution) -> None:
         cover, steps = self.coverage, run.steps
@@ -127,7 +133,7 @@ class Tally:
         cover.several_sequences += len({step.operation.index for step in steps}) > 1
         cover.model_owned += any(step.owner == "model" for step in steps)
         cover.stopped_by_error += run.stopped
-        removing = [s for s in steps if s.expected_removed and not isinstance(s.operation, Rollback)]
+        removing = [s for s in steps if s.expected_removed and not isinstance(s.operation, (Rollback, Verify))]
         cover.trimmed += bool(removing)
         cover.trimmed_keeping_sinks += any(_kept_sinks(step) for step in removing)
         cover.trimmed_to_zero += any(step.after.live_len == 0 for step in removing)
@@ -137,7 +143,7 @@ class Tally:
             for step in steps
         )
         cover.decode_after_trim += any(step.before.trimmed and isinstance(step.operation, Decode) for step in steps)
-        for name, met in _image_states(run).items():
+        for name, met in (_image_states(run) | _copy_states(run)).items():
             setattr(cover, name, getattr(cover, name) + met)
         cover.crossed_256_slots += any(step.before.live_len <= GROWTH < step.after.live_len for step in steps)
 
@@ -154,14 +160,12 @@ def _image_states(run: Execution) -> dict[str, bool]:
     """Which of the states that need an image a run reached, by the names of ``Coverage``."""
     met = dict.fromkeys(IMAGE_STATES, False)
     cut: set[int] = set()  # sequences that hold a part of an image
-    spans: dict[int, list[range]] = {}  # of each sequence: where its images stand
     for step in run.steps:
         operation, offset = step.operation, step.after.offset
-        if isinstance(operation, Prefill) and operation.media and run.target.images is not None:
-            spans[operation.index] = [each.positions for each in runs(operation.media, run.target.images.frames_apart)]
+        if isinstance(operation, Prefill) and operation.media:
             met["with_images"] = True
             met["with_videos"] |= any(each.frames for each in operation.media)
-        images = spans.get(operation.index, [])
+        images = step.before.images or step.after.images
         for forward in step.forwards:
             start = forward.append.positions.start
             met["chunk_cut_image"] |= any(span.start < start < span.stop for span in images)
@@ -169,12 +173,13 @@ def _image_states(run: Execution) -> dict[str, bool]:
             met["chunk_behind_image"] |= len(forward.append.positions) > 1 and any(
                 span.stop <= start and forward.append.held for span in images
             )
-        if isinstance(operation, Rollback) and step.expected_removed:
+        if not step.expected_removed:
+            continue
+        if isinstance(operation, (Rollback, Verify)):
             met["rolled_back_into_image"] |= any(
                 span.start < offset < span.stop <= step.before.offset for span in images
             )
-            spans[operation.index] = [span for span in images if span.stop <= offset]
-        elif step.expected_removed and step.told:
+        elif step.told:
             held = set(step.told[operation.index].held)
             read = [range(span.start, min(span.stop, offset)) for span in images]
             if any(0 < len(held.intersection(span)) < len(span) for span in read):
@@ -182,4 +187,37 @@ def _image_states(run: Execution) -> dict[str, bool]:
                 cut.add(operation.index)
             else:
                 cut.discard(operation.index)
+    return met
+
+
+def _copy_states(run: Execution) -> dict[str, bool]:
+    """Which of the states that need a copy, a verify round or a reset a run reached, by the names of ``Coverage``."""
+    met = dict.fromkeys(
+        ("verified_in_part", "restored_after_trim", "forked_and_used_both", "saved_after_trim", "reset_and_reused"),
+        False,
+    )
+    trimmed: set[int] = set()  # sequences that lost keys from the front since they began
+    reset: set[int] = set()
+    forks: list[tuple[set[int], set[int]]] = []  # the two of each fork, and those of them that went on
+    for step in run.steps:
+        operation, index = step.operation, step.operation.index
+        if isinstance(operation, Verify):
+            met["verified_in_part"] |= 0 < operation.accept < operation.drafts
+        if tokens_of(operation):
+            met["reset_and_reused"] |= index in reset
+            for two, used in forks:
+                used |= two & {index}
+                met["forked_and_used_both"] |= used == two
+        if step.replaced is not None:  # a new start of that sequence: what was forked before is over for it
+            forks = [pair for pair in forks if step.replaced not in pair[0]]
+        if isinstance(operation, Restore) and step.effective:
+            met["restored_after_trim"] |= index in trimmed
+        elif isinstance(operation, Fork) and step.effective and step.before.live_len:
+            forks.append(({index, operation.into}, set()))
+        elif isinstance(operation, SaveLoad) and step.effective:
+            met["saved_after_trim"] |= step.before.trimmed and step.before.live_len > 0
+        elif isinstance(operation, Reset) and step.effective and step.before.offset:
+            reset.add(index)
+        if step.after.trimmed:
+            trimmed.add(index)
     return met

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
+from harness.capability import Capability as Capability
 from harness.operations import EnforceMaxKvSize, Owner
 
 if TYPE_CHECKING:
@@ -22,24 +22,6 @@ MaskKind = Literal["none", "causal", "bool", "additive"]
 AttentionKind = Literal["fast", "softmax", "quantised"]
 Path = Literal["text", "images"]
 """What the prompts of a campaign hold. A bug can live in the one and not in the other."""
-
-
-class Capability(StrEnum):
-    """What a target can do or show; a property that needs more is NOT APPLICABLE."""
-
-    FRONT_TRIM = "front trim"
-    ROLLBACK = "rollback"
-    ENFORCE = "enforce max kv size"
-    SEQUENCES = "several sequences"
-    OWNERSHIP = "model-owned sequences"
-    ATTENTION = "attention calls are seen"
-    POSITIONS = "position calls are seen"
-    LENGTHS = "cache lengths are told"
-    ROWS = "cached rows are told"
-    COUNTERPART = "the same weights under the other mask policy"
-    IMAGES = "prompts with images"
-    WITNESS = "an independent witness of its family"
-    CACHE_FREE = "one forward without a cache"
 
 
 @dataclass(frozen=True)
@@ -137,6 +119,23 @@ class RemovalObservation:
 
 
 @dataclass(frozen=True)
+class CopyObservation:
+    """What an operation on the whole state of a sequence reports: how many caches it copied, wrote or emptied."""
+
+    caches: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class CacheMemory:
+    """Bytes that the buffers of one cache hold (keys, values, scales), used or not, and those of one slot of them (0
+    without buffers)."""
+
+    held: int
+    per_slot: int
+
+
+@dataclass(frozen=True)
 class CacheLengths:
     """What one cache says of itself."""
 
@@ -218,7 +217,10 @@ def _word(value: Any) -> str:
 
 
 class Session(Protocol):
-    """One pool of sequences, fresh when opened. Model errors come back as ``error``; only a misuse raises."""
+    """One pool of sequences, fresh when opened. Model errors come back as ``error``; only a misuse raises.
+
+    A method whose capability the target lacks is never called. On a model-owned sequence trims and copies do nothing.
+    """
 
     def forward(self, sequence: int, tokens: Sequence[int], prompt: PromptInput | None = None) -> ForwardObservation:
         """``prompt``: given once, in the first forward of a sequence; ``tokens`` are the first of its tokens."""
@@ -234,6 +236,30 @@ class Session(Protocol):
 
     def rows(self, sequence: int) -> tuple[CacheRows, ...]:
         """One per cache; () from a target without the capability ROWS."""
+        ...
+
+    def snapshot(self, sequence: int, slot: int) -> CopyObservation:
+        """Copy all that the sequence holds, its prompt included, into a slot (0 to 3); what was there is gone."""
+        ...
+
+    def restore(self, sequence: int, slot: int) -> CopyObservation:
+        """The sequence takes over a copy of what the slot holds; from an empty slot nothing."""
+        ...
+
+    def fork(self, sequence: int, into: int) -> CopyObservation:
+        """The sequence ``into`` takes over a copy of what ``sequence`` holds."""
+        ...
+
+    def save_and_load(self, sequence: int) -> CopyObservation:
+        """The caches of the sequence go through a file."""
+        ...
+
+    def reset(self, sequence: int) -> CopyObservation:
+        """The sequence starts again from nothing and holds no memory."""
+        ...
+
+    def memory(self, sequence: int) -> tuple[CacheMemory, ...]:
+        """One per cache; capability BYTES."""
         ...
 
 

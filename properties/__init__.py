@@ -5,11 +5,19 @@ from __future__ import annotations
 
 from harness.judging import Property
 from properties.completion import EveryForwardGivesFiniteLogits, EveryOperationCompletes
+from properties.copies import (
+    ForksShareNothing,
+    SaveAndLoadChangeNothing,
+    SequencesAreIsolated,
+    SnapshotsGiveBackWhatTheyTook,
+)
 from properties.lengths import KeysEqualLedgerLiveLength, TrimReportsWhatItRemoved
 from properties.masks import MaskKeyAxisEqualsLiveKeys, MaskShowsExactlyTheVisibleSet
+from properties.memory import MemoryIsGivenBack
 from properties.outputs import OutputsEqualTheCacheFreeForward, OutputsEqualTheWitness
 from properties.positions import PositionsAreAbsolute
 from properties.reproducibility import SameProgramSameBytes, UntrimmedOutputsAreByteIdentical
+from properties.retold import ChunksEqualOneShot, RollbackEqualsNeverSpeculated
 from properties.rows import CachedRowsStayWhatTheyWere
 
 ALL: tuple[Property, ...] = (
@@ -19,12 +27,19 @@ ALL: tuple[Property, ...] = (
     PositionsAreAbsolute(),
     TrimReportsWhatItRemoved(),
     CachedRowsStayWhatTheyWere(),
+    SnapshotsGiveBackWhatTheyTook(),
+    ForksShareNothing(),
+    SequencesAreIsolated(),
+    SaveAndLoadChangeNothing(),
+    MemoryIsGivenBack(),
     EveryOperationCompletes(),
     EveryForwardGivesFiniteLogits(),
     SameProgramSameBytes(),
     UntrimmedOutputsAreByteIdentical(),
     OutputsEqualTheCacheFreeForward(),
     OutputsEqualTheWitness(),
+    RollbackEqualsNeverSpeculated(),
+    ChunksEqualOneShot(),
 )
 
 BY_ID: dict[str, Property] = {prop.id: prop for prop in ALL}

@@ -18,10 +18,18 @@ def repeats_itself(evidence: Evidence) -> bool:
     return _compare(evidence.run.steps, evidence.repeat, "", "").violation is None
 
 
+def unless_noise(evidence: Evidence, judgement: Judgement) -> Judgement:
+    """What a comparison found, or that it says nothing: a target that does not repeat itself differs from anything."""
+    if judgement.violation is not None and not repeats_itself(evidence):
+        return Judgement(inconclusive=UNREPEATED)
+    return judgement
+
+
 class SameProgramSameBytes(Property):
     id = "same_program_same_bytes"
     sentence = "The same program on the same target gives the same logits, byte for byte (the A/A control)."
     decisive_when = "a forward was repeated"
+    runs_again = True
 
     def judge_run(self, evidence: Evidence) -> Judgement:
         return _compare(evidence.run.steps, evidence.repeat, "the first run", "the second run")
@@ -32,16 +40,16 @@ class UntrimmedOutputsAreByteIdentical(Property):
     sentence = "As long as nothing is trimmed, the live and the offset mask policy give the same logits, byte for byte."
     decisive_when = "an explicit mask was built by both policies in an untrimmed forward"
     needs: ClassVar = frozenset({Capability.COUNTERPART})
+    runs_again = True
 
     def judge_run(self, evidence: Evidence) -> Judgement:
         other = evidence.counterpart
         if other is None or not evidence.untrimmed:
             return Judgement()
-        if not repeats_itself(evidence):
-            return Judgement(inconclusive=UNREPEATED)
         steps = [evidence.run.steps[i] for i in evidence.untrimmed]
         mine, theirs = (run.target.identity.policy for run in (evidence.run, other))
-        return _compare(steps, other, f"the {mine} policy", f"the {theirs} policy", masked_only=True)
+        found = _compare(steps, other, f"the {mine} policy", f"the {theirs} policy", masked_only=True)
+        return unless_noise(evidence, found)
 
 
 def _compare(

@@ -29,6 +29,8 @@ class CachedRowsStayWhatTheyWere(Property):
         looked = decisive = 0
         for sequence, (old, new) in enumerate(zip(before, step.told, strict=True)):
             kept = np.intersect1d(old.held, new.held)
+            if sequence == step.replaced:
+                continue  # other tokens stand at its positions now
             if not len(kept) or not _comparable(old, new):
                 continue
             looked += 1

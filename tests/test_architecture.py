@@ -11,11 +11,23 @@ ROOT = Path(__file__).parent.parent
 
 #: Rooms from the inside out; a module may import from its own layer and from those before it.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("harness", "harness.media", "harness.operations", "harness.ledger", "harness.findings", "harness.trace"),
-    ("harness.target", "harness.comparison", "harness.oracle", "harness.images"),
+    (
+        "harness",
+        "harness.media",
+        "harness.operation",
+        "harness.copies",
+        "harness.trims",
+        "harness.operations",
+        "harness.ledger",
+        "harness.findings",
+        "harness.trace",
+    ),
+    ("harness.capability", "harness.target", "harness.comparison", "harness.oracle", "harness.images"),
     (
         "harness.execution",
         "harness.judging",
+        "harness.retelling",
+        "harness.lives",
         "harness.judge",
         "harness.recording",
         "harness.replay",

@@ -13,7 +13,7 @@ from harness.faults.model import Fault
 from harness.faults.patching import replacing as _replacing
 from reference_models import rope
 from reference_models.engine import CachePool, KVCache, masks
-from reference_models.engine.kv_cache import _Side
+from reference_models.engine.side import Side
 
 
 def _mask(change: Callable[[mx.array, int, str], mx.array]) -> Callable[[], AbstractContextManager[None]]:
@@ -216,13 +216,13 @@ FAULTS: tuple[Fault, ...] = (
         "trim-keeps-the-wrong-rows",
         "the compaction behind a front trim starts one slot too early",
         "cached_rows_stay_what_they_were",
-        _replacing(_Side, "drop_slots", _shifts),
+        _replacing(Side, "drop_slots", _shifts),
     ),
     Fault(
         "scales-stay-behind",
         "rows move in a front trim, and the scales of an Int8 cache do not",
         "cached_rows_stay_what_they_were",
-        _replacing(_Side, "drop_slots", _leaves_scales),
+        _replacing(Side, "drop_slots", _leaves_scales),
     ),
     Fault(
         "trim-reports-zero",

@@ -11,7 +11,7 @@ import mlx.core as mx
 from harness.faults.model import Fault
 from harness.faults.patching import Patch, replacing
 from reference_models.engine import CachePool, KVCache, scheduler
-from reference_models.engine.kv_cache import _Side
+from reference_models.engine.side import Side
 
 _LENGTHS = "keys_equal_ledger_live_length"
 _ROWS = "cached_rows_stay_what_they_were"
@@ -80,14 +80,14 @@ def _drops_the_oldest(original: Any) -> Any:
 def _keeps_buffers(original: Any) -> Any:
     """The rows stay where they are: only the numbers say that they are gone."""
 
-    def drop_slots(self: _Side, first: int, last: int, live: int) -> None:
+    def drop_slots(self: Side, first: int, last: int, live: int) -> None:
         return None
 
     return drop_slots
 
 
 def _loses_a_row(original: Any) -> Any:
-    def reallocate(self: _Side, slots: int, pieces: Any) -> None:
+    def reallocate(self: Side, slots: int, pieces: Any) -> None:
         kept = sum(piece.shape[2] for piece in pieces(self.arrays[0])) if slots > self.capacity else 0
         original(self, slots, pieces)
         for array in self.arrays if kept else ():
@@ -170,7 +170,7 @@ FAULTS: tuple[Fault, ...] = (
         "trim-leaves-stale-rows",
         "a front trim changes the numbers of the cache and none of its rows",
         _ROWS,
-        replacing(_Side, "drop_slots", _keeps_buffers),
+        replacing(Side, "drop_slots", _keeps_buffers),
         "ml-explore/mlx-lm#1502 (ConcatenateKVCache.trim lowered the offset alone)",
     ),
     Fault(
@@ -217,7 +217,7 @@ FAULTS: tuple[Fault, ...] = (
         "growth-loses-a-row",
         "the newest row is not copied when a cache grows past 256 slots",
         _ROWS,
-        replacing(_Side, "_reallocate", _loses_a_row),
+        replacing(Side, "_reallocate", _loses_a_row),
     ),
     Fault(
         "layers-share-one-cache",

@@ -28,6 +28,11 @@ REACHED: dict[str, str] = {
     "rolled_back_into_image": "programs that rolled back into an image",
     "chunk_after_cut_image": "programs that chunked with a part of an image left by a trim",
     "with_videos": "programs with a video in a prompt",
+    "verified_in_part": "programs with a verify round that accepted some drafts and not all",
+    "restored_after_trim": "programs that restored a snapshot behind a trim",
+    "forked_and_used_both": "programs that forked a sequence and went on with both",
+    "saved_after_trim": "programs that saved and loaded a trimmed cache",
+    "reset_and_reused": "programs that reset a sequence and used it again",
 }
 
 MISSED: dict[str, str] = {
@@ -47,6 +52,11 @@ MISSED: dict[str, str] = {
     "rolled_back_into_image": "No program rolled back into an image.",
     "chunk_after_cut_image": "No program chunked while a trim had left a part of an image.",
     "with_videos": "No program had a video in a prompt.",
+    "verified_in_part": "No verify round accepted some drafts and not all.",
+    "restored_after_trim": "No program restored a snapshot behind a trim.",
+    "forked_and_used_both": "No program forked a sequence and went on with both.",
+    "saved_after_trim": "No program saved and loaded a trimmed cache.",
+    "reset_and_reused": "No program reset a sequence and used it again.",
 }
 """What a count of 0 means, for the states that one would want reached."""
 

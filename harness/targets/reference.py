@@ -11,12 +11,7 @@ import mlx.core as mx
 
 from harness.operations import Owner
 from harness.oracle import Expected, History
-from harness.target import (
-    Capability,
-    ImageFormat,
-    Path,
-    TargetIdentity,
-)
+from harness.target import Capability, ImageFormat, Path, TargetIdentity
 from harness.targets.reference_session import ReferenceSession
 from harness.targets.witnesses import Witnesses
 from reference_models import registry

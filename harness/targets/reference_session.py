@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -12,7 +14,15 @@ import numpy as np
 
 from harness.operations import EnforceMaxKvSize, Owner
 from harness.probe import PositionHook, Probe
-from harness.target import CacheLengths, CacheRows, ForwardObservation, PromptInput, RemovalObservation
+from harness.target import (
+    CacheLengths,
+    CacheMemory,
+    CacheRows,
+    CopyObservation,
+    ForwardObservation,
+    PromptInput,
+    RemovalObservation,
+)
 from harness.targets.witnesses import images_of
 from reference_models import rope
 from reference_models.engine import CachePool, KVCache, MaskPolicy, enforce_max_kv_size
@@ -41,7 +51,8 @@ class ReferenceSession:
         self._probe = _probe()
         self._pool = CachePool()
         self._ids = [self._pool.open(make_caches(), owner) for owner in owners]
-        self._prompts: list[Prompt | None] = [None] * len(owners)
+        self._prompts: list[Prompt | None] = [None] * len(owners)  # never written to: copies may share them
+        self._kept_prompts: dict[int, Prompt | None] = {}
 
     def forward(self, sequence: int, tokens: Sequence[int], prompt: PromptInput | None = None) -> ForwardObservation:
         caches = self._pool.forward_caches(self._ids[sequence])
@@ -91,6 +102,46 @@ class ReferenceSession:
     def rows(self, sequence: int) -> tuple[CacheRows, ...]:
         caches = self._pool.forward_caches(self._ids[sequence])
         return tuple(CacheRows(*(_numbers(array) for array in cache.rows())) for cache in caches)
+
+    def memory(self, sequence: int) -> tuple[CacheMemory, ...]:
+        caches = self._pool.forward_caches(self._ids[sequence])
+        return tuple(CacheMemory(cache.nbytes, cache.bytes_per_slot) for cache in caches)
+
+    def snapshot(self, sequence: int, slot: int) -> CopyObservation:
+        seen = self._copy(lambda: self._pool.snapshot(self._ids[sequence], slot))
+        if seen.caches:
+            self._kept_prompts[slot] = self._prompts[sequence]
+        return seen
+
+    def restore(self, sequence: int, slot: int) -> CopyObservation:
+        seen = self._copy(lambda: self._pool.restore(self._ids[sequence], slot))
+        if seen.caches:
+            self._prompts[sequence] = self._kept_prompts[slot]
+        return seen
+
+    def fork(self, sequence: int, into: int) -> CopyObservation:
+        seen = self._copy(lambda: self._pool.fork(self._ids[sequence], self._ids[into]))
+        if seen.caches:
+            self._prompts[into] = self._prompts[sequence]
+        return seen
+
+    def save_and_load(self, sequence: int) -> CopyObservation:
+        with tempfile.TemporaryDirectory(prefix="kv-harness-") as folder:
+            path = Path(folder) / "caches.safetensors"
+            return self._copy(lambda: self._pool.save_and_load(self._ids[sequence], path))
+
+    def reset(self, sequence: int) -> CopyObservation:
+        seen = self._copy(lambda: self._pool.reset(self._ids[sequence]))
+        if seen.caches:
+            self._prompts[sequence] = None
+        return seen
+
+    @staticmethod
+    def _copy(act: Callable[[], int]) -> CopyObservation:
+        try:
+            return CopyObservation(act())
+        except Exception as failure:  # as in forward
+            return CopyObservation(error=f"{type(failure).__name__}: {failure}")
 
     @staticmethod
     def _removal(act: Any) -> RemovalObservation:

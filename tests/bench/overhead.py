@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from typing import Any
 
 os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
 
@@ -21,48 +22,66 @@ from tabulate import tabulate
 
 import properties
 from harness.campaign import run_campaign
-from harness.execution import Execution
-from harness.images import token_ids
+from harness.execution import Step
 from harness.judging import Evidence
-from harness.operations import Chunk, Decode, EnforceMaxKvSize, Prefill, Rollback, TrimFront
+from harness.operations import (
+    EnforceMaxKvSize,
+    Fork,
+    Owner,
+    Reset,
+    Restore,
+    Rollback,
+    Snapshot,
+    TrimFront,
+    Verify,
+)
 from harness.profiles import PROFILES
 from harness.tally import Tally
 from harness.targets.reference import FAMILIES, ReferenceTarget, targets
 from reference_models.engine import CachePool, enforce_max_kv_size
 
 
-def bare_seconds(run: Execution, models: dict[ReferenceTarget, object]) -> tuple[float, int]:
-    """Seconds and number of the forwards of one execution, made again without the harness."""
-    target = run.target
-    assert isinstance(target, ReferenceTarget)
-    key = ReferenceTarget(target.variant, weights_seed=target.weights_seed)
-    if key not in models:
-        models[key] = target.variant.build(target.weights_seed)
-    model = models[key]
-    pool = CachePool()
-    ids = [pool.open(target.make_caches(model), owner) for owner in run.owners]
-    processed = [0] * len(ids)
-    seconds, count = 0.0, 0
-    for step in run.steps:
-        operation, index = step.operation, step.operation.index
-        if isinstance(operation, (Prefill, Chunk, Decode)):
-            sizes = [1] * operation.times if isinstance(operation, Decode) else [operation.tokens]
-            for size in sizes:
-                tokens = mx.array([token_ids(index, size, processed[index], target.vocab_size)])
-                processed[index] += size
-                started = time.perf_counter()
-                mx.eval(model(tokens, list(pool.forward_caches(ids[index])), target.policy))  # type: ignore[operator]
-                seconds += time.perf_counter() - started
-                count += 1
-        elif isinstance(operation, TrimFront):
-            pool.trim_front(ids[index], operation.n, operation.keep)
-        elif isinstance(operation, Rollback):
-            pool.rollback(ids[index], operation.n)
+class _Bench:
+    """One execution again without the harness: seconds and number of its forwards."""
+
+    def __init__(
+        self, target: ReferenceTarget, models: dict[ReferenceTarget, object], owners: tuple[Owner, ...]
+    ) -> None:
+        key = ReferenceTarget(target.variant, weights_seed=target.weights_seed)
+        if key not in models:
+            models[key] = target.variant.build(target.weights_seed)
+        self._model: Any = models[key]
+        self._policy = target.policy
+        self._pool = CachePool()
+        self._ids = [self._pool.open(target.make_caches(self._model), owner) for owner in owners]
+        self.seconds, self.count = 0.0, 0
+
+    def forward(self, index: int, ids: tuple[int, ...]) -> None:
+        tokens = mx.array([ids])
+        started = time.perf_counter()
+        mx.eval(self._model(tokens, list(self._pool.forward_caches(self._ids[index])), self._policy))
+        self.seconds += time.perf_counter() - started
+        self.count += 1
+
+    def step(self, step: Step) -> None:
+        operation, pool, seq = step.operation, self._pool, self._ids[step.operation.index]
+        for forward in step.forwards:
+            self.forward(operation.index, forward.seen.tokens)
+        if isinstance(operation, TrimFront):
+            pool.trim_front(seq, operation.n, operation.keep)
         elif isinstance(operation, EnforceMaxKvSize):
-            enforce_max_kv_size(
-                pool, ids[index], operation.limit, operation.generation, operation.keep, operation.n_discard
-            )
-    return seconds, count
+            enforce_max_kv_size(pool, seq, operation.limit, operation.generation, operation.keep, operation.n_discard)
+        elif isinstance(operation, (Rollback, Verify)):
+            rejected = operation.n if isinstance(operation, Rollback) else operation.drafts - operation.accept
+            pool.rollback(seq, rejected)
+        elif isinstance(operation, Snapshot):
+            pool.snapshot(seq, operation.slot)
+        elif isinstance(operation, Restore):
+            pool.restore(seq, operation.slot)
+        elif isinstance(operation, Fork):
+            pool.fork(seq, self._ids[operation.into])
+        elif isinstance(operation, Reset):
+            pool.reset(seq)  # what a file costs is no forward: a SaveLoad changes nothing
 
 
 class _Bare(Tally):
@@ -70,7 +89,7 @@ class _Bare(Tally):
 
     def __init__(self) -> None:
         super().__init__()
-        self.models: dict[ReferenceTarget, object] = {}
+        self.models: dict[ReferenceTarget, Any] = {}
         self.bare = 0.0
         self.forwards = 0
         self.witness = self.cache_free = 0.0  # seconds
@@ -80,10 +99,19 @@ class _Bare(Tally):
         started = time.perf_counter()
         self.witness += evidence.witness_seconds.get("witness", 0)
         self.cache_free += evidence.witness_seconds.get("cache_free", 0)
+        made = []
         for run in evidence.executions:
-            seconds, forwards = bare_seconds(run, self.models)
-            self.bare += seconds
-            self.forwards += forwards
+            assert isinstance(run.target, ReferenceTarget)
+            made.append(_Bench(run.target, self.models, run.owners))
+            for step in run.steps:
+                made[-1].step(step)
+        for _, _, forwards in evidence.relived:
+            assert isinstance(evidence.run.target, ReferenceTarget)
+            made.append(_Bench(evidence.run.target, self.models, ("pool",)))
+            for seen in forwards:
+                made[-1].forward(0, seen.tokens)
+        self.bare += sum(each.seconds for each in made)
+        self.forwards += sum(each.count for each in made)
         self.spent += time.perf_counter() - started
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -17,8 +18,10 @@ from harness.oracle import Expected, History
 from harness.target import (
     AttentionCall,
     CacheLengths,
+    CacheMemory,
     CacheRows,
     Capability,
+    CopyObservation,
     ForwardObservation,
     ImageFormat,
     MaskKind,
@@ -59,6 +62,19 @@ Bug = Literal[
     "raises without a cache",
     "rows change in a trim",
     "rows of the neighbour change in a trim",
+    "snapshot shares its rows",
+    "restore keeps the offset",
+    "fork shares its rows",
+    "fork leaves out a row",
+    "forgets live_start in a file",
+    "slots grow in a file",
+    "reset keeps the offset",
+    "reset keeps its memory",
+    "trims keep their memory",
+    "a rollback leaves one",
+    "the cut matters",  # a logit counts the tokens of the forward
+    "copies what the model owns",
+    "copies raise",
 ]
 Quirk = Literal[  # harmless, or hiding
     "hides a call",
@@ -145,6 +161,14 @@ class _Rows:
         self.rows: list[tuple[int, int]] = []
         self.offset = 0
         self.trimmed = self.rolled_back = False
+        self.largest = 0  # rows that its memory was made for
+        self.slot = 8
+
+    def copied(self, owner: Owner, rows: list[tuple[int, int]] | None = None) -> _Rows:
+        """The same under another owner; ``rows``: with these, which may be shared."""
+        twin = copy(self)
+        twin.owner, twin.rows = owner, list(self.rows) if rows is None else rows
+        return twin
 
 
 class FakeSession:
@@ -154,6 +178,7 @@ class FakeSession:
         self._target = target
         self._sequences = [_Rows(owner) for owner in owners]
         self._forwards = 0
+        self._slots: dict[int, _Rows] = {}
         self.prompts: dict[int, PromptInput] = {}
 
     def forward(self, sequence: int, tokens: Sequence[int], prompt: PromptInput | None = None) -> ForwardObservation:
@@ -165,6 +190,7 @@ class FakeSession:
         before, start, count = len(cache.rows), cache.offset, len(tokens)
         cache.rows += [(start + i, token) for i, token in enumerate(tokens)]
         cache.offset += count
+        cache.largest = max(cache.largest, len(cache.rows))
         made = [self._call(cache, before, start, count, window) for window in target.windows]
         call = made[0]
         calls = self._visible_calls(cache, [self._disguised(one) for one in made])
@@ -277,6 +303,8 @@ class FakeSession:
             logits[-1, 3] = np.float32("nan")
         if "inf logits after a trim" in target.bugs and cache.trimmed:
             logits[0, 2] = np.float32("-inf")
+        if "the cut matters" in target.bugs:
+            logits[:, -1] += np.float32(count)
         return logits[-1:] if "logits of the last token only" in target.bugs else logits
 
     def trim_front(self, sequence: int, n: int, keep: int) -> RemovalObservation:
@@ -289,6 +317,8 @@ class FakeSession:
             cache.rows.pop(min(keep, last) if n - gone < len(cache.rows) else 0)
             gone += 1
         cache.trimmed |= gone > 0
+        if gone and "trims keep their memory" not in target.bugs:
+            cache.largest = len(cache.rows)
         for other in self._sequences:
             if "neighbour trimmed too" in target.bugs and other is not cache and other.rows and gone:
                 other.rows.pop(0)
@@ -300,8 +330,9 @@ class FakeSession:
         if cache.owner == "model":
             return RemovalObservation()
         gone = min(n, len(cache.rows))
-        cache.rows = cache.rows[: len(cache.rows) - gone]
-        cache.offset -= gone
+        left = "a rollback leaves one" in self._target.bugs and gone > 0
+        cache.rows = cache.rows[: len(cache.rows) - gone + left]
+        cache.offset -= gone - left
         cache.rolled_back |= gone > 0
         return RemovalObservation((gone,) * len(self._target.attention_layers))
 
@@ -333,3 +364,74 @@ class FakeSession:
         ):
             numbers = numbers + 1
         return (CacheRows(numbers, -numbers),) * len(self._target.attention_layers)
+
+    def memory(self, sequence: int) -> tuple[CacheMemory, ...]:
+        """In steps of 256 rows, as large as it ever was since the last trim."""
+        cache = self._sequences[sequence]
+        held = -(-cache.largest // 256) * 256 * cache.slot
+        return (CacheMemory(held, cache.slot if held else 0),) * len(self._target.attention_layers)
+
+    def _copy(self, *sequences: int) -> CopyObservation | None:
+        """Why nothing is to be copied; None if the pool owns all of them."""
+        bugs = self._target.bugs
+        if "copies raise" in bugs:
+            return CopyObservation(error="RuntimeError: told\n to fail")
+        if (
+            any(self._sequences[each].owner == "model" for each in sequences)
+            and "copies what the model owns" not in bugs
+        ):
+            return CopyObservation()
+        return None
+
+    @property
+    def _copied(self) -> CopyObservation:
+        return CopyObservation(len(self._target.attention_layers))
+
+    def snapshot(self, sequence: int, slot: int) -> CopyObservation:
+        if refused := self._copy(sequence):
+            return refused
+        cache = self._sequences[sequence]
+        self._slots[slot] = cache.copied(
+            "pool", cache.rows if "snapshot shares its rows" in self._target.bugs else None
+        )
+        return self._copied
+
+    def restore(self, sequence: int, slot: int) -> CopyObservation:
+        if refused := self._copy(sequence):
+            return refused
+        if slot not in self._slots:
+            return CopyObservation()
+        old, cache = self._sequences[sequence], self._slots[slot].copied("pool")
+        cache.offset = old.offset if "restore keeps the offset" in self._target.bugs else cache.offset
+        self._sequences[sequence] = cache
+        return self._copied
+
+    def fork(self, sequence: int, into: int) -> CopyObservation:
+        if refused := self._copy(sequence, into):
+            return refused
+        cache, bugs = self._sequences[sequence], self._target.bugs
+        rows = cache.rows if "fork shares its rows" in bugs else list(cache.rows)
+        if "fork leaves out a row" in bugs and rows:
+            rows[0] = (0, 0)
+        self._sequences[into] = cache.copied("pool", rows)
+        return self._copied
+
+    def save_and_load(self, sequence: int) -> CopyObservation:
+        if refused := self._copy(sequence):
+            return refused
+        cache = self._sequences[sequence].copied("pool")
+        if "forgets live_start in a file" in self._target.bugs:
+            cache.offset = len(cache.rows)
+        if "slots grow in a file" in self._target.bugs:
+            cache.slot *= 2
+        self._sequences[sequence] = cache
+        return self._copied
+
+    def reset(self, sequence: int) -> CopyObservation:
+        if refused := self._copy(sequence):
+            return refused
+        old, fresh = self._sequences[sequence], _Rows("pool")
+        fresh.offset = old.offset if "reset keeps the offset" in self._target.bugs else 0
+        fresh.largest = old.largest if "reset keeps its memory" in self._target.bugs else 0
+        self._sequences[sequence] = fresh
+        return self._copied

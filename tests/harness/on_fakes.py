@@ -11,7 +11,20 @@ import properties
 from harness.campaign import CampaignResult, run_campaign
 from harness.findings import Finding, FindingError, Verdict
 from harness.judge import judge_program
-from harness.operations import Chunk, Decode, EnforceMaxKvSize, Prefill, Program, Rollback, TrimFront
+from harness.operations import (
+    Chunk,
+    Decode,
+    EnforceMaxKvSize,
+    Fork,
+    Prefill,
+    Program,
+    Reset,
+    Restore,
+    Rollback,
+    SaveLoad,
+    Snapshot,
+    TrimFront,
+)
 from harness.profiles import Profile
 from harness.tally import Tally
 
@@ -27,6 +40,8 @@ FINITE = "every_forward_gives_finite_logits"
 ROWS = "cached_rows_stay_what_they_were"
 WITNESS = "outputs_equal_the_witness"
 CACHE_FREE = "outputs_equal_the_cache_free_forward"
+NEVER = "rollback_equals_never_speculated"
+ONE_SHOT = "chunks_equal_one_shot"
 WHOLE = (SAME, UNTRIMMED, WITNESS, CACHE_FREE)  # judged when the program has ended
 
 #: Reaches everything: a chunk after a trim, sinks, a trim to zero, a rollback, a second and a model-owned sequence.
@@ -48,6 +63,11 @@ RICH = Program(
         Chunk(3),
     ),
     ("pool", "model"),
+)
+#: What RICH has not: a restored snapshot, a fork that goes on, a file, a reset.
+COPIES = Program(
+    (Prefill(4), Snapshot(0), Chunk(2), Restore(0), Fork(1), Chunk(2), Chunk(2, 1), SaveLoad(), Reset(), Prefill(2)),
+    ("pool", "pool"),
 )
 UNTOUCHED = Program((Prefill(6), Chunk(3), Decode(2)))
 SMALL = Profile("small", programs=20, operations=6, shrink=False)

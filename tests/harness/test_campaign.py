@@ -9,6 +9,7 @@ from kv_harness_fake_target import FakeTarget
 from kv_harness_on_fakes import (
     CONTENT,
     LENGTHS,
+    NEVER,
     POSITIONS,
     REMOVED,
     ROWS,
@@ -235,12 +236,9 @@ def test_a_half_hidden_configuration_makes_all_inconclusive_but_a_finding_stays(
     assert verdicts(result)[POSITIONS] is Verdict.INCONCLUSIVE and verdicts(result)[ROWS] is Verdict.PASS
 
 
-def test_programs_that_never_trim_prove_nothing_about_trims(monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness import machine
-
-    for name in ("trim_and_go_on", "trim_front", "enforce", "bounded_prefill", "rollback"):
-        monkeypatch.setattr(machine.ProgramMachine, name, None)
-    result = campaign(fake())
+def test_programs_that_never_trim_prove_nothing_about_trims() -> None:
+    lacks = frozenset({Capability.FRONT_TRIM, Capability.ENFORCE, Capability.ROLLBACK})
+    result = campaign(fake(lacks=lacks))
     assert {one for one, verdict in verdicts(result).items() if verdict is Verdict.VACUOUS} == {
         WIDTH,
         LENGTHS,
@@ -248,6 +246,7 @@ def test_programs_that_never_trim_prove_nothing_about_trims(monkeypatch: pytest.
         REMOVED,
         ROWS,
     }
+    assert verdicts(result)[NEVER] is Verdict.NOT_APPLICABLE
 
 
 def test_noise_fails_the_control_and_makes_the_comparison_inconclusive() -> None:

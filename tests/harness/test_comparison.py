@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from harness.comparison import allowed, bytes_of, compare_bytes
+from harness.comparison import allowed, bytes_of, compare_bytes, distance, recut_tolerance
 
 NAN, INF = float("nan"), float("inf")
 
@@ -96,3 +96,28 @@ def test_what_a_token_may_differ_by() -> None:
     assert limit == pytest.approx([5e-5, 2e-4, *[5e-5] * 4]) and strict.all()
     with pytest.raises(ValueError, match="no tolerance is known for float8"):
         allowed("float8", positions)
+
+
+def test_a_distance_is_in_deviations_of_the_right_side() -> None:
+    right = np.array([0.0, 10.0, 20.0, 30.0], np.float32)
+    assert distance(right + np.float32(1), right) == pytest.approx(1 / right.std())
+    assert distance(right, right) == 0.0
+    flat = np.array([1.0, 1.0], np.float32)
+    assert distance(np.array([1.5, 1.0], np.float32), flat) == 0.5  # a deviation below 1 counts as 1
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_on_one_side_is_infinitely_far(odd: float) -> None:
+    left, right = np.array([odd, 1.0], np.float32), np.array([0.0, 1.0], np.float32)
+    assert distance(left, right) == distance(right, left) == float("inf")
+    assert distance(left, left) == 0.0
+    assert distance(left, np.array([odd, 1.5], np.float32)) == 0.5
+
+
+def test_shapes_must_agree_for_a_distance() -> None:
+    with pytest.raises(ValueError, match=r"\[2\] with \[3\]"):
+        distance(np.zeros(2), np.zeros(3))
+
+
+def test_an_unknown_storage_gets_the_widest_tolerance() -> None:
+    assert recut_tolerance("rows") < recut_tolerance("int8") == recut_tolerance("paged")

@@ -14,7 +14,19 @@ from harness.execution import Execution, execute
 from harness.findings import FindingError, Verdict
 from harness.judge import judge_program
 from harness.media import Media
-from harness.operations import Chunk, Decode, Prefill, Program, Rollback, TrimFront
+from harness.operations import (
+    Chunk,
+    Decode,
+    Fork,
+    Prefill,
+    Program,
+    Reset,
+    Restore,
+    Rollback,
+    Snapshot,
+    TrimFront,
+    Verify,
+)
 from harness.profiles import Profile
 from harness.recording import record
 from harness.reduction import reduce_finding
@@ -168,3 +180,52 @@ def test_an_image_that_does_not_matter_goes() -> None:
         judge_program(target, Program((PROMPT, Chunk(4))), complete)
     smaller, _ = reduce_finding(target, caught.value.finding, complete)  # type: ignore[attr-defined]
     assert str(smaller.program) == "Prefill(2)"
+
+
+def test_copies_take_the_rest_of_a_prompt_with_them() -> None:
+    """Behind a Restore or a Fork the tokens of the prompt that are left come first, as in the sequence itself."""
+    program = Program(
+        (PROMPT, Snapshot(0), Chunk(4), Reset(), Prefill(2), Restore(0), Chunk(4), Restore(0), Fork(1), Chunk(4, 1)),
+        ("pool", "pool"),
+    )
+    run = execute(TARGET, program)
+    assert not run.stopped
+    here, again, there = (run.steps[i].forwards[0] for i in (2, 6, 9))
+    assert here.seen.tokens[:3] == again.seen.tokens[:3] == there.seen.tokens[:3] == (3, 3, 3)
+    assert len({here.seen.tokens[3], again.seen.tokens[3], there.seen.tokens[3]}) > 1
+    assert here.append == again.append == there.append  # the M-RoPE ids too
+    assert run.steps[4].forwards[0].append.places == ((0, 0, 0), (1, 1, 1))  # text, and no image left of it
+    assert run.steps[1].after.images == run.steps[5].after.images == (range(2, 6),)
+    assert run.steps[3].after.images == ()
+
+
+def test_a_second_prompt_with_images_is_another() -> None:
+    run = execute(TARGET, Program((PROMPT, Reset(), PROMPT)))
+    one, two = (run.steps[i].forwards[0] for i in (0, 2))
+    assert one.prompt is not None and two.prompt is not None and one.append == two.append
+    assert one.prompt.tokens[2:] == two.prompt.tokens[2:] and one.prompt.tokens[:2] != two.prompt.tokens[:2]
+    assert one.prompt.pixel_values is not None and two.prompt.pixel_values is not None
+    assert (one.prompt.pixel_values != two.prompt.pixel_values).mean() > 0.9
+    with pytest.raises(ValueError, match="not the first forward"):
+        run.apply(PROMPT)
+
+
+def test_a_life_with_images_is_lived_again_and_one_rolled_back_into_them_is_not() -> None:
+    def decisive(*operations: Any) -> int:
+        tally = Tally()
+        judge_program(TARGET, Program((PROMPT, *operations)), [properties.BY_ID["chunks_equal_one_shot"]], tally)
+        return tally.properties["chunks_equal_one_shot"].decisive_steps
+
+    assert decisive(Chunk(5)) == 10  # five tokens behind keys, all at once and one by one
+    assert decisive(Chunk(5), Rollback(1), Chunk(2)) == 12
+    assert decisive(Chunk(1), Rollback(2), Chunk(2)) == 2  # of the life in front of the rollback
+
+
+def test_rejected_drafts_behind_an_image_are_left_out_and_those_in_it_are_not() -> None:
+    def decisive(*operations: Any) -> int:
+        name, tally = "rollback_equals_never_speculated", Tally()
+        judge_program(TARGET, Program((PROMPT, *operations)), [properties.BY_ID[name]], tally)
+        return tally.properties[name].decisive_steps
+
+    assert decisive(Chunk(3), Verify(3, 1), Decode(2)) == 2
+    assert decisive(Verify(3, 1), Decode(2)) == 0

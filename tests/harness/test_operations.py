@@ -10,23 +10,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.media import Media
 from harness.operations import (
     MAX_COUNT,
     MAX_OPERATIONS,
     MAX_SEQUENCES,
+    MAX_SLOTS,
     MAX_TOKENS,
     MAX_TOTAL_TOKENS,
     OPERATIONS,
     Chunk,
     Decode,
     EnforceMaxKvSize,
+    Fork,
     Operation,
     OperationError,
     Prefill,
     Program,
+    Reset,
+    Restore,
     Rollback,
+    SaveLoad,
+    Snapshot,
     TrimFront,
+    Verify,
     operation_from_json,
+    tokens_of,
 )
 
 counts = st.integers(0, MAX_COUNT)
@@ -51,6 +60,12 @@ def programs(draw: st.DrawFn) -> Program:
             where,
         ),
         st.builds(Rollback, counts, where),
+        tokens.flatmap(lambda drafts: st.builds(Verify, st.just(drafts), st.integers(0, drafts), where)),
+        st.builds(Snapshot, st.integers(0, MAX_SLOTS - 1), where),
+        st.builds(Restore, st.integers(0, MAX_SLOTS - 1), where),
+        st.permutations(range(len(owners))).map(lambda p: Fork(p[0], p[1]) if len(p) > 1 else Chunk(1)),
+        st.builds(SaveLoad, where),
+        st.builds(Reset, where),
     )
     return Program(tuple(draw(st.lists(operation, max_size=10))), tuple(owners))
 
@@ -76,7 +91,16 @@ def test_json_gives_the_same_program_back(program: Program) -> None:
 
 def valid(kind: type[Operation]) -> dict[str, Any]:
     """JSON of one valid operation with every field."""
-    made = EnforceMaxKvSize(7) if kind is EnforceMaxKvSize else kind(5)  # type: ignore[call-arg]
+    special: dict[type[Operation], Operation] = {
+        EnforceMaxKvSize: EnforceMaxKvSize(7),
+        Verify: Verify(5, 0),
+        Snapshot: Snapshot(3),
+        Restore: Restore(3),
+        Fork: Fork(5, 7),
+        SaveLoad: SaveLoad(),
+        Reset: Reset(),
+    }
+    made = special[kind] if kind in special else kind(5)  # type: ignore[call-arg]
     return made.to_json()
 
 
@@ -97,8 +121,10 @@ def test_a_number_that_is_no_count_is_refused(kind: type[Operation], name: str, 
 @pytest.mark.parametrize("kind", OPERATIONS)
 def test_bounds_are_inclusive(kind: type[Operation]) -> None:
     first = dataclasses.fields(kind)[0].name
-    low = 0 if kind in (TrimFront, Rollback) else 1
+    low = 0 if kind in (TrimFront, Rollback, Snapshot, Restore, Fork, SaveLoad, Reset) else 1
     high = MAX_COUNT if kind in (TrimFront, Rollback, EnforceMaxKvSize) else MAX_TOKENS
+    high = MAX_SLOTS - 1 if kind in (Snapshot, Restore) else high
+    high = MAX_SEQUENCES - 1 if kind in (Fork, SaveLoad, Reset) else high
     for value in (low, high):
         made = operation_from_json({**valid(kind), first: value})
         assert getattr(made, first) == value
@@ -163,10 +189,64 @@ def test_a_program_that_means_nothing_is_refused(data: object) -> None:
     refused(Program.from_json, data)
 
 
+@pytest.mark.parametrize("accept", [-1, 6, True, 2.0, None, "1"])
+def test_no_more_drafts_are_accepted_than_there_were(accept: object) -> None:
+    assert "accept must" in refused(operation_from_json, {"op": "verify", "drafts": 5, "accept": accept})
+    assert Verify(5, 5).accept == 5
+
+
+def test_a_fork_needs_another_sequence_that_there_is() -> None:
+    assert "another sequence than 1" in refused(Fork, 1, 1)
+    assert "Fork(into=2) names sequence 2 of 2" in refused(Program, (Fork(2),), ("pool", "pool"))
+    assert "Fork(into=1) names sequence 1 of 1" in refused(Program, (Fork(1),))
+
+
+IMAGE = (Media(0, 1, 2),)
+LATER = Prefill(3, media=IMAGE)
+
+
+@pytest.mark.parametrize(
+    ("before", "owners"),
+    [
+        ((Prefill(2), Reset()), ("pool",)),
+        ((Snapshot(0), Prefill(2), Restore(0)), ("pool",)),
+        ((Prefill(2), Fork(0, 1)), ("pool", "pool")),
+        ((Prefill(2), Prefill(2, 1), Snapshot(3, 1), Reset(1), Fork(0, 1)), ("pool", "pool")),
+    ],
+)
+def test_images_may_come_first_again(before: tuple[Operation, ...], owners: Any) -> None:
+    program = Program((*before, LATER), owners)
+    assert Program.from_json(program.to_json()) == program
+
+
+@pytest.mark.parametrize(
+    ("before", "owners"),
+    [
+        ((Prefill(2),), ("pool",)),
+        ((Verify(2, 0),), ("pool",)),
+        ((Prefill(2), Rollback(2)), ("pool",)),
+        ((Prefill(2), Reset()), ("model",)),  # out of the pool's reach
+        ((Prefill(2), Restore(0)), ("pool",)),  # nothing in the slot
+        ((Prefill(2), Snapshot(0), Reset(), Restore(0)), ("pool",)),
+        ((Prefill(2, 1), Fork(0, 1)), ("pool", "pool")),
+        ((Prefill(2), Fork(0, 1)), ("model", "pool")),
+        ((Prefill(2), Fork(0, 1)), ("pool", "model")),
+        ((Prefill(2, 1), Snapshot(0, 1), Restore(0)), ("pool", "pool")),
+        ((Prefill(2), Reset(), Prefill(1)), ("pool",)),
+    ],
+)
+def test_images_come_first_or_not_at_all(before: tuple[Operation, ...], owners: Any) -> None:
+    assert "not the first forward" in refused(Program, (*before, LATER), owners)
+
+
 def test_tokens_of_a_program_are_bounded_before_anything_is_allocated() -> None:
     fits = MAX_TOTAL_TOKENS // MAX_TOKENS
     assert len(Program((Chunk(MAX_TOKENS),) * fits).operations) == fits
-    for extra in (Prefill(1), Chunk(1), Decode(1)):
+    assert [tokens_of(op) for op in (Prefill(2), Chunk(3), Decode(4), Verify(5, 1), Rollback(6), Reset())] == [
+        *(2, 3, 4, 5),
+        *(0, 0),
+    ]
+    for extra in (Prefill(1), Chunk(1), Decode(1), Verify(1, 0)):
         assert str(MAX_TOTAL_TOKENS + 1) in refused(Program, (Chunk(MAX_TOKENS),) * fits + (extra,))
 
 
@@ -190,6 +270,13 @@ def test_the_count_of_operations_is_checked_before_they_are_built() -> None:
         (TrimFront(4), "TrimFront(4)"),
         (TrimFront(4, 1), "TrimFront(4, keep=1)"),
         (Rollback(0), "Rollback(0)"),
+        (Verify(4, 0), "Verify(4, accept=0)"),
+        (Verify(4, 2, 1), "Verify(4, accept=2)"),
+        (Snapshot(0, 2), "Snapshot(0)"),
+        (Restore(3), "Restore(3)"),
+        (Fork(1), "Fork(into=1)"),
+        (SaveLoad(1), "SaveLoad()"),
+        (Reset(), "Reset()"),
         (EnforceMaxKvSize(8), "EnforceMaxKvSize(8)"),
         (EnforceMaxKvSize(8, "shift", 0, 3), "EnforceMaxKvSize(8, generation=shift, keep=0, n_discard=3)"),
     ],

@@ -8,6 +8,7 @@ from kv_harness_on_fakes import (
     CACHE_FREE,
     COMPLETES,
     CONTENT,
+    COPIES,
     FINITE,
     LENGTHS,
     POSITIONS,
@@ -176,9 +177,9 @@ def test_a_harmless_variation_is_not_reported(target: FakeTarget) -> None:
 
 
 def test_on_a_right_target_every_property_is_decisive() -> None:
-    outcome = judge(fake(), RICH)
-    assert outcome.finding is None
-    assert {prop.id for prop in properties.ALL if outcome.decisive(prop.id) == 0} == set()
+    outcomes = [judge(fake(), program) for program in (RICH, COPIES)]
+    assert [outcome.finding for outcome in outcomes] == [None, None]
+    assert {p.id for p in properties.ALL if not any(outcome.decisive(p.id) for outcome in outcomes)} == set()
 
 
 def test_rows_that_do_not_match_the_positions_are_left_to_the_lengths() -> None:
