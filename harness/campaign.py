@@ -19,7 +19,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from harness.findings import Finding, FindingError, Verdict
 from harness.judge import Listener
 from harness.judging import Evidence, Judgement, Property
-from harness.machine import make_machine
+from harness.machines import make_machine
 from harness.profiles import Profile
 from harness.reduction import reduce_finding
 from harness.tally import PropertyTally, Tally, target_label

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Collection
+from typing import ClassVar, TypeVar
 
-from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from harness import strategies as draw
@@ -36,7 +35,7 @@ from harness.turns import Turns
 _Rule = TypeVar("_Rule", bound=Callable[..., None])
 
 
-def _able(*capabilities: Capability) -> Callable[[_Rule], _Rule]:
+def able(*capabilities: Capability) -> Callable[[_Rule], _Rule]:
     """The rule is there for targets that can do this."""
     return precondition(lambda self: self.target.capabilities.issuperset(capabilities))
 
@@ -71,7 +70,7 @@ class ProgramMachine(RuleBasedStateMachine):
     def decode(self, sequence: int, times: int) -> None:
         self._apply(Decode(times, self._sequence(sequence)))
 
-    @_able(Capability.FRONT_TRIM)
+    @able(Capability.FRONT_TRIM)
     @rule(sequence=draw.sequences, n=draw.trim_counts, keep=draw.sinks, tokens=draw.chunk_sizes)
     def trim_and_go_on(self, sequence: int, n: int, keep: int, tokens: int) -> None:
         """What a chunked prefill does under a limit, and where this bug class lives: a trim, then a chunk."""
@@ -79,12 +78,12 @@ class ProgramMachine(RuleBasedStateMachine):
         self._apply(TrimFront(n, keep, index))
         self._apply(Chunk(tokens, index))
 
-    @_able(Capability.FRONT_TRIM)
+    @able(Capability.FRONT_TRIM)
     @rule(sequence=draw.sequences, n=draw.trim_counts, keep=draw.sinks)
     def trim_front(self, sequence: int, n: int, keep: int) -> None:
         self._apply(TrimFront(n, keep, self._sequence(sequence)))
 
-    @_able(Capability.ENFORCE)
+    @able(Capability.ENFORCE)
     @rule(
         sequence=draw.sequences,
         excess=draw.excesses,
@@ -101,7 +100,7 @@ class ProgramMachine(RuleBasedStateMachine):
         else:  # the older generations take neither argument
             self._apply(EnforceMaxKvSize(limit, generation, sequence=index))
 
-    @_able(Capability.ENFORCE)
+    @able(Capability.ENFORCE)
     @rule(sequence=draw.sequences, tokens=draw.chunk_sizes, excess=draw.excesses, generation=draw.generations)
     def bounded_prefill(self, sequence: int, tokens: int, excess: int, generation: Generation) -> None:
         """A chunked prefill under a bound, as a server does it: chunk, enforce, chunk, enforce."""
@@ -111,12 +110,12 @@ class ProgramMachine(RuleBasedStateMachine):
             self._apply(Chunk(tokens, index))
             self._apply(EnforceMaxKvSize(limit, generation, sequence=index))
 
-    @_able(Capability.ROLLBACK)
+    @able(Capability.ROLLBACK)
     @rule(sequence=draw.sequences, n=draw.rollback_counts)
     def rollback(self, sequence: int, n: int) -> None:
         self._apply(Rollback(n, self._sequence(sequence)))
 
-    @_able(Capability.ROLLBACK)
+    @able(Capability.ROLLBACK)
     @rule(
         sequence=draw.sequences, drafts=draw.drafts, accept=draw.accepts, rounds=draw.rounds, tokens=draw.decode_times
     )
@@ -127,19 +126,19 @@ class ProgramMachine(RuleBasedStateMachine):
             self._apply(Verify(drafts, min(accept, drafts), index))
         self._apply(Decode(tokens, index))
 
-    @_able(Capability.SNAPSHOT)
+    @able(Capability.SNAPSHOT)
     @rule(sequence=draw.sequences, slot=draw.slots)
     def snapshot(self, sequence: int, slot: int) -> None:
         self._apply(Snapshot(slot, self._sequence(sequence)))
 
-    @_able(Capability.SNAPSHOT)
+    @able(Capability.SNAPSHOT)
     @rule(sequence=draw.sequences, slot=draw.slots, tokens=draw.chunk_sizes)
     def restore_and_go_on(self, sequence: int, slot: int, tokens: int) -> None:
         index = self._sequence(sequence)
         self._apply(Restore(slot, index))
         self._extend(index, tokens)
 
-    @_able(Capability.SNAPSHOT)
+    @able(Capability.SNAPSHOT)
     @rule(
         sequence=draw.sequences,
         slot=draw.slots,
@@ -167,14 +166,14 @@ class ProgramMachine(RuleBasedStateMachine):
         self._extend(index, tokens)
         self._apply(Decode(other, into))
 
-    @_able(Capability.SAVE_LOAD)
+    @able(Capability.SAVE_LOAD)
     @rule(sequence=draw.sequences, tokens=draw.chunk_sizes)
     def save_load_and_go_on(self, sequence: int, tokens: int) -> None:
         index = self._sequence(sequence)
         self._apply(SaveLoad(index))
         self._extend(index, tokens)
 
-    @_able(Capability.RESET)
+    @able(Capability.RESET)
     @rule(sequence=draw.sequences, tokens=draw.prefill_sizes)
     def reset_and_reuse(self, sequence: int, tokens: int) -> None:
         index = self._sequence(sequence)
@@ -250,83 +249,3 @@ class ProgramMachine(RuleBasedStateMachine):
     def _apply(self, operation: Operation) -> None:
         if self.judge is not None and not self.judge.stopped:
             self.judge.apply(operation)
-
-
-class ImageMachine(ProgramMachine):
-    """The same, and one of the prompts always holds images; beside it there may be text, before it or behind."""
-
-    @initialize(
-        owners=draw.owner_layouts,
-        first=draw.image_prefills(),
-        start=draw.second_starts,
-        second=draw.prefills(1),
-        frame=draw.frames,
-        turn=draw.turns,
-        early=draw.early_trims,
-        tokens=draw.chunk_sizes,
-    )
-    def begin(
-        self,
-        owners: tuple[Owner, ...],
-        first: Prefill,
-        start: str,
-        second: Prefill,
-        frame: draw.Frame,
-        turn: bool,
-        early: int,
-        tokens: int,
-    ) -> None:
-        """``turn``: the second sequence gets its prompt first. ``early``: a bound is met before the first prompt is
-        read to its end, and the next chunk brings more of it."""
-        self._begin(owners, first, second, start, frame, turn)
-        if early and self._ledger(0).offset < len(self._ledger(0).prompt):
-            self._apply_able((TrimFront(early),))
-            self._apply(Chunk(tokens))
-
-    @_able(Capability.RESET)
-    @rule(sequence=draw.sequences, prompts=st.tuples(draw.image_prefills(0), draw.image_prefills(1)))
-    def reset_and_look_again(self, sequence: int, prompts: tuple[Prefill, Prefill]) -> None:
-        """Behind a reset a prompt may hold images again; a sequence that the pool cannot reset goes on with text."""
-        index = self._sequence(sequence)
-        self._apply(Reset(index))
-        prompt = prompts[index]
-        self._apply(Chunk(prompt.tokens, index) if self._ledger(index).begun else prompt)
-
-    @_able(Capability.ROLLBACK)
-    @rule(sequence=draw.sequences, where=draw.image_positions, tokens=draw.chunk_sizes)
-    def roll_back_into_an_image(self, sequence: int, where: int, tokens: int) -> None:
-        """Other tokens then stand where the rest of the image stood. Left to chance this would be rare."""
-        index = self._sequence(sequence)
-        if inside := self._inside_images(index):
-            position = inside[where % len(inside)]
-            self._apply(Rollback(self._ledger(index).offset - position, index))
-        self._apply(Chunk(tokens, index))
-
-    def _inside_images(self, index: int) -> list[int]:
-        """Positions behind the first token of an image that were processed and that a rollback can reach."""
-        ledger = self._ledger(index)
-        return [p for run in ledger.images for p in run[1:] if max(ledger.live_start, 0) <= p < ledger.offset]
-
-
-def make_machine(
-    name: str,
-    target: Target,
-    properties: Sequence[Property],
-    listener: Listener | None = None,
-    muted: Collection[str] = (),
-    turns: Turns | None = None,
-) -> type[ProgramMachine]:
-    """A machine class with a name of its own.
-
-    Hypothesis derives random choices and database keys from the class: classes made under one name would give every
-    family the same programs and one shared database entry.
-    """
-    body: dict[str, Any] = {
-        "target": target,
-        "properties": tuple(properties),
-        "listener": listener,
-        "muted": frozenset(muted),
-        "turns": turns,
-    }
-    base = ProgramMachine if target.images is None else ImageMachine
-    return type(name, (base,), body)

@@ -128,6 +128,12 @@ def tokens_of(operation: Operation) -> int:
     return operation.tokens if isinstance(operation, (Prefill, Chunk)) else 0
 
 
+def _read_by(operation: Operation) -> int:
+    """Tokens that it makes a target look at: a prompt with images is read to the end of its last one."""
+    media = operation.media if isinstance(operation, Prefill) else ()
+    return max(tokens_of(operation), media[-1].end if media else 0)
+
+
 def begun_before(operations: Sequence[Operation], owners: Sequence[Owner]) -> list[bool]:
     """Of every operation: had the state that its sequence is in ever had a forward?"""
     begun, slots, found = [False] * len(owners), dict[int, bool](), list[bool]()
@@ -199,7 +205,7 @@ class Program:
                 raise OperationError(f"{operation.text()} names sequence {operation.index} of {len(self.owners)}")
             if isinstance(operation, Fork) and operation.into >= len(self.owners):
                 raise OperationError(f"{operation.text()} names sequence {operation.into} of {len(self.owners)}")
-        total = sum(map(tokens_of, self.operations))
+        total = sum(map(_read_by, self.operations))
         if total > MAX_TOTAL_TOKENS:
             raise OperationError(f"a program processes at most {MAX_TOTAL_TOKENS} tokens, this one {total}")
         self._check_images()

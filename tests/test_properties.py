@@ -25,6 +25,7 @@ WINDOWED = [family for family in FAMILIES if any(any(target.windows) for target 
 RUNS = [(family, path) for family in FAMILIES for path in paths(family)]
 WITH_VISION = [family for family, path in RUNS if path == "images"]
 OUTPUTS = {prop.id for prop in properties.ALL if prop.id.startswith("outputs_")}
+RETOLD = {"rollback_equals_never_speculated", "chunks_equal_one_shot"}
 
 
 def shown_on(fault: Fault, family: str, path: Path = "text") -> list[ReferenceTarget]:
@@ -125,11 +126,11 @@ def test_a_planted_bug_of_the_image_path_is_not_to_be_seen_on_text(fault: Fault)
 
 @pytest.mark.parametrize("fault", OF_OUTPUTS, ids=lambda fault: fault.id)
 def test_a_planted_bug_of_the_outputs_is_seen_by_nothing_else(fault: Fault) -> None:
-    """All other properties hold while the model computes something else: why the outputs are compared at all."""
+    """All properties but those that compare logits hold while the model computes something else."""
     of = families_of(fault)
     family, path = of[OF_OUTPUTS.index(fault) % len(of)]
     on = shown_on(fault, family, path)[:4]
-    others = [prop for prop in properties.ALL if prop.id not in OUTPUTS]
+    others = [prop for prop in properties.ALL if prop.id not in OUTPUTS | RETOLD]
     with fault.plant():
         result = run_campaign(f"{family}_{fault.id}", on, others, FEW, SEED)
     assert [bug.finding.text() for bug in result.found] == []

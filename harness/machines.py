@@ -1,0 +1,37 @@
+"""Which machine a target gets."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from harness.image_machine import ImageMachine
+from harness.judge import Listener
+from harness.judging import Property
+from harness.machine import ProgramMachine
+from harness.target import Target
+from harness.turns import Turns
+
+
+def make_machine(
+    name: str,
+    target: Target,
+    properties: Sequence[Property],
+    listener: Listener | None = None,
+    muted: Collection[str] = (),
+    turns: Turns | None = None,
+) -> type[ProgramMachine]:
+    """A machine class with a name of its own.
+
+    Hypothesis derives random choices and database keys from the class: classes made under one name would give every
+    family the same programs and one shared database entry.
+    """
+    body: dict[str, Any] = {
+        "target": target,
+        "properties": tuple(properties),
+        "listener": listener,
+        "muted": frozenset(muted),
+        "turns": turns,
+    }
+    base = ProgramMachine if target.images is None else ImageMachine
+    return type(name, (base,), body)
