@@ -1,6 +1,7 @@
 """The reference engine: KV cache, masks, pool and scheduler that the model families run on."""
 
-from .kv_cache import KVCache, Storage
+from .cache_file import load_caches, save_caches
+from .kv_cache import KVCache
 from .masks import (
     CacheLengths,
     GivenMasks,
@@ -14,6 +15,7 @@ from .masks import (
 from .no_cache import NoCache
 from .pool import CachePool, Owner, TrimReport, UnknownSequence
 from .scheduler import EnforceReport, Event, Forward, Generation, Scheduler, enforce_max_kv_size
+from .side import Storage
 
 __all__ = [
     "CacheLengths",
@@ -35,6 +37,8 @@ __all__ = [
     "chunk_mask",
     "enforce_max_kv_size",
     "key_axis_before",
+    "load_caches",
     "mask_for",
     "rotating_mask",
+    "save_caches",
 ]

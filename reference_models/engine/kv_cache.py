@@ -1,14 +1,12 @@
 """A KV cache whose front can be trimmed while its offset stays absolute."""
 
-from collections.abc import Callable
-from copy import copy
-from typing import ClassVar, Literal, get_args
+from copy import deepcopy
+from typing import Any, ClassVar, get_args
 
 import mlx.core as mx
 
-from .int8 import dequantise_rows, quantise_rows
-
-Storage = Literal["rows", "int8"]
+from .side import GROWTH, Side
+from .side import Storage as Storage
 
 _ROW_DTYPES = (mx.float16, mx.bfloat16, mx.float32)
 
@@ -18,7 +16,7 @@ class KVCache:
 
     Slots are the places of the buffers, positions are absolute. Before any trim that keeps sinks, slot
     ``i`` holds position ``live_start + i``; after one it does not. Kept keys are never rotated again.
-    ``copy.deepcopy`` gives an independent snapshot. ``positions`` says which position stands in which slot.
+    ``positions`` says which position stands in which slot.
 
     Attributes:
         offset: absolute position of the next token to be written, in tokens; what RoPE reads.
@@ -27,7 +25,7 @@ class KVCache:
         storage: "rows" keeps rows as given, "int8" keeps int8 rows and one fp16 scale per row.
     """
 
-    GROWTH: ClassVar[int] = 256
+    GROWTH: ClassVar[int] = GROWTH
     """Quantum of the allocation, in slots."""
 
     def __init__(self, storage: Storage = "rows") -> None:
@@ -38,8 +36,8 @@ class KVCache:
         self.offset: int = 0
         self.live_start: int = 0
         self._held: list[range] = []
-        self._keys: _Side | None = None
-        self._values: _Side | None = None
+        self._keys: Side | None = None
+        self._values: Side | None = None
 
     @property
     def live_len(self) -> int:
@@ -67,6 +65,59 @@ class KVCache:
         """Bytes held in the buffers of keys and values, including scales."""
         return sum(side.nbytes for side in (self._keys, self._values) if side is not None)
 
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes of one slot of the buffers; 0 when there are none."""
+        return self.nbytes // self.capacity if self.capacity else 0
+
+    def copy(self) -> "KVCache":
+        """An independent cache in the same state: nothing that is done to one shows in the other."""
+        return deepcopy(self)
+
+    def reset(self) -> None:
+        """Back to a fresh cache: offset 0, no buffers."""
+        self.offset = self.live_start = 0
+        self._held = []
+        self._keys = self._values = None
+
+    def state(self) -> tuple[dict[str, mx.array], dict[str, Any]]:
+        """All that makes this cache, to be written somewhere.
+
+        Returns:
+            ``(arrays, metadata)``: the live slots as they are stored (rows, or int8 rows and scales), none without
+            live tokens; and ``storage``, ``offset``, ``live_start``, ``held`` (``[start, stop]`` of every run of
+            positions) and ``dtypes`` of keys and values (of the rows given, which int8 storage does not show).
+        """
+        arrays: dict[str, mx.array] = {}
+        dtypes: list[str] = []
+        if self.live_len and self._keys is not None and self._values is not None:
+            for name, side in (("keys", self._keys), ("values", self._values)):
+                arrays |= {f"{name}.{number}": array for number, array in enumerate(side.live(self.live_len))}
+                dtypes.append(str(side.dtype).removeprefix("mlx.core."))
+        held = [[run.start, run.stop] for run in self._held]
+        lengths = {"offset": self.offset, "live_start": self.live_start}
+        return arrays, {"storage": self.storage, **lengths, "held": held, "dtypes": dtypes}
+
+    @classmethod
+    def from_state(cls, arrays: dict[str, mx.array], metadata: dict[str, Any]) -> "KVCache":
+        """Inverse of ``state``; capacity is the least that holds the live slots.
+
+        Raises ValueError where arrays and metadata do not belong together.
+        """
+        cache = cls(metadata["storage"])
+        cache.offset, cache.live_start = metadata["offset"], metadata["live_start"]
+        cache._held = [range(start, stop) for start, stop in metadata["held"]]
+        slots = {array.shape[2] for array in arrays.values()} or {0}
+        if slots != {cache.live_len} or sum(map(len, cache._held)) != cache.live_len:
+            raise ValueError(f"arrays of {sorted(slots)} slots for a live length of {cache.live_len}")
+        if arrays:
+            count = 1 if cache.storage == "rows" else 2
+            cache._keys, cache._values = (
+                Side.of(cache.storage, getattr(mx, dtype), [arrays[f"{name}.{number}"] for number in range(count)])
+                for name, dtype in zip(("keys", "values"), metadata["dtypes"], strict=True)
+            )
+        return cache
+
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append n tokens at slots ``[live_len, live_len + n)`` and return all that is held.
 
@@ -90,8 +141,8 @@ class KVCache:
                 f"n={keys.shape[2]}; values {values.shape} have B={values.shape[0]}, n={values.shape[2]}"
             )
         if self._keys is None or self._values is None:
-            self._keys = _Side(self.storage, keys)
-            self._values = _Side(self.storage, values)
+            self._keys = Side(self.storage, keys)
+            self._values = Side(self.storage, values)
         at, first = self.live_len, self.offset
         self.offset += keys.shape[2]
         if self._held and self._held[-1].stop == first:
@@ -176,73 +227,7 @@ def _slots(runs: list[range], first: int, last: int) -> list[range]:
     return cut
 
 
-class _Side:
-    """Buffers of the keys, or of the values.
-
-    ``arrays`` is ``[rows]`` or ``[q, scales]``, each ``[B, H, capacity, *]``. Every move of slots is a loop
-    over all of them, so that scales cannot fall out of step with their rows.
-    """
-
-    def __init__(self, storage: Storage, like: mx.array) -> None:
-        batch, heads, _, dim = like.shape
-        self.storage = storage
-        self.dtype = like.dtype
-        self.bound = (batch, heads, dim)
-        layout = [(dim, like.dtype)] if storage == "rows" else [(dim, mx.int8), (1, mx.float16)]
-        self.arrays = [mx.zeros((batch, heads, 0, width), dtype) for width, dtype in layout]
-
-    def __deepcopy__(self, memo: dict[int, object]) -> "_Side":
-        # Lets copy.deepcopy snapshot a cache: an mx.Dtype cannot be deep-copied, and an array copy is
-        # cheap because in-place writes replace the data of one array object only.
-        twin = copy(self)
-        twin.arrays = [mx.array(array) for array in self.arrays]
-        return twin
-
-    @property
-    def capacity(self) -> int:
-        return int(self.arrays[0].shape[2])
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays)
-
-    def append(self, at: int, rows: mx.array) -> mx.array:
-        """Write ``rows`` ``[B, H, n, D]`` from slot ``at`` on; return ``held(at + n)``."""
-        end = at + rows.shape[2]
-        if end > self.capacity:
-            self._reallocate(end, lambda old: [old[:, :, :at]])
-        parts = [rows] if self.storage == "rows" else list(quantise_rows(rows))
-        for array, part in zip(self.arrays, parts, strict=True):
-            array[:, :, at:end] = part
-        return self.held(end)
-
-    def held(self, end: int) -> mx.array:
-        """Slots ``[0, end)``, dequantised."""
-        held = [array[:, :, :end] for array in self.arrays]
-        return held[0] if self.storage == "rows" else dequantise_rows(held[0], held[1], self.dtype)
-
-    def drop_slots(self, first: int, last: int, live: int) -> None:
-        """Keep slots ``[0, first) ++ [last, live)`` in buffers of the least capacity."""
-        self._reallocate(first + live - last, lambda old: [old[:, :, :first], old[:, :, last:live]])
-        # Evaluated now: a lazy copy would hold the old, larger buffer until somebody reads it.
-        mx.eval(self.arrays)
-
-    def _reallocate(self, slots: int, pieces: Callable[[mx.array], list[mx.array]]) -> None:
-        """Move ``pieces`` of every array to new buffers of ``slots`` rounded up to the quantum."""
-        capacity = -(-slots // KVCache.GROWTH) * KVCache.GROWTH
-        for index, old in enumerate(self.arrays):
-            # Copied into fresh zeros: a slice (or a concatenation of one piece) may be a view that keeps
-            # the whole old buffer alive.
-            new = mx.zeros((*old.shape[:2], capacity, old.shape[3]), old.dtype)
-            at = 0
-            for piece in pieces(old):
-                if piece.shape[2] > 0:
-                    new[:, :, at : at + piece.shape[2]] = piece
-                    at += piece.shape[2]
-            self.arrays[index] = new
-
-
-def _check_rows(name: str, rows: mx.array, side: _Side | None) -> None:
+def _check_rows(name: str, rows: mx.array, side: Side | None) -> None:
     if rows.ndim != 4:
         raise ValueError(f"{name} must have 4 axes [B, H, n, D], got shape {rows.shape}")
     if 0 in rows.shape:

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
+from .cache_file import load_caches, save_caches
 from .kv_cache import KVCache
 
 Owner = Literal["pool", "model"]
@@ -49,12 +51,16 @@ class _Sequence:
 
 
 class CachePool:
-    """Caches of all open sequences, one cache per attention layer and sequence."""
+    """Caches of all open sequences, one cache per attention layer and sequence; and snapshots in numbered slots.
+
+    Every copy is a copy: MLX shares data until it is written to, so nothing is gained by sharing caches.
+    """
 
     def __init__(self) -> None:
         """Make a pool without sequences."""
         self._open: dict[int, _Sequence] = {}
         self._next = 0
+        self._slots: dict[int, tuple[KVCache, ...]] = {}
 
     @property
     def sequences(self) -> tuple[int, ...]:
@@ -135,6 +141,69 @@ class CachePool:
         """Roll back every cache of the scheduler's slice; arguments and errors as in ``trim_front``."""
         return self._visit(seq, n, lambda cache: cache.rollback(n))
 
+    def snapshot(self, seq: int, slot: int) -> int:
+        """Keep a copy of the caches of a sequence in ``slot``, in the place of what is there.
+
+        Returns:
+            The number of caches copied; 0 for a model-owned sequence, which leaves the slot as it is.
+
+        Raises:
+            UnknownSequence: seq is not open.
+        """
+        if caches := self.scheduler_slice(seq):
+            self._slots[slot] = _copies(caches)
+        return len(caches)
+
+    def restore(self, seq: int, slot: int) -> int:
+        """Put copies of what ``slot`` holds in the place of the caches of ``seq``; the slot stays as it is.
+
+        Returns:
+            The number of caches replaced; 0 for an empty slot and for a model-owned sequence.
+
+        Raises:
+            UnknownSequence: seq is not open.
+        """
+        kept = self._slots.get(slot, ())
+        return self._replace(seq, _copies(kept)) if self.scheduler_slice(seq) and kept else 0
+
+    def fork(self, seq: int, into: int) -> int:
+        """Put copies of the caches of ``seq`` in the place of those of ``into``.
+
+        Returns:
+            The number of caches replaced; 0 unless both are pool-owned.
+
+        Raises:
+            UnknownSequence: one of them is not open.
+        """
+        caches = self.scheduler_slice(seq)
+        return self._replace(into, _copies(caches)) if caches and self.scheduler_slice(into) else 0
+
+    def save_and_load(self, seq: int, path: Path) -> int:
+        """Write the caches of a sequence to ``path`` (``.safetensors``) and go on with what is read from there.
+
+        Returns:
+            The number of caches; 0 for a model-owned sequence, of which nothing is written.
+
+        Raises:
+            UnknownSequence: seq is not open.
+        """
+        caches = self.scheduler_slice(seq)
+        if not caches:
+            return 0
+        save_caches(path, caches)
+        return self._replace(seq, tuple(load_caches(path)))
+
+    def reset(self, seq: int) -> int:
+        """Empty every cache of the scheduler's slice; returns their number. Raises UnknownSequence."""
+        caches = self.scheduler_slice(seq)
+        for cache in caches:
+            cache.reset()
+        return len(caches)
+
+    def _replace(self, seq: int, caches: tuple[KVCache, ...]) -> int:
+        self._open[seq] = _Sequence(caches, self._entry(seq).owner)
+        return len(caches)
+
     def _visit(self, seq: int, n: int, trim: Callable[[KVCache], int]) -> TrimReport:
         caches = self.scheduler_slice(seq)
         if n < 0:
@@ -150,3 +219,7 @@ class CachePool:
             return self._open[seq]
         except KeyError:
             raise UnknownSequence(seq, self.sequences) from None
+
+
+def _copies(caches: Sequence[KVCache]) -> tuple[KVCache, ...]:
+    return tuple(cache.copy() for cache in caches)

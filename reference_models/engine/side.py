@@ -1,0 +1,98 @@
+"""The buffers of one side of a cache: rows, or int8 rows with their scales."""
+
+from collections.abc import Callable
+from copy import copy
+from typing import Literal
+
+import mlx.core as mx
+
+from .int8 import dequantise_rows, quantise_rows
+
+Storage = Literal["rows", "int8"]
+
+GROWTH = 256
+"""Quantum of the allocation, in slots."""
+
+
+class Side:
+    """Buffers of the keys, or of the values.
+
+    ``arrays`` is ``[rows]`` or ``[q, scales]``, each ``[B, H, capacity, *]``. Every move of slots is a loop
+    over all of them, so that scales cannot fall out of step with their rows.
+    """
+
+    def __init__(self, storage: Storage, like: mx.array) -> None:
+        batch, heads, _, dim = like.shape
+        self.storage = storage
+        self.dtype = like.dtype
+        self.bound = (batch, heads, dim)
+        layout = [(dim, like.dtype)] if storage == "rows" else [(dim, mx.int8), (1, mx.float16)]
+        self.arrays = [mx.zeros((batch, heads, 0, width), dtype) for width, dtype in layout]
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "Side":
+        """A copy that shares nothing (an mx.Dtype cannot be deep-copied).
+
+        An array copy is cheap: MLX shares the data until one array object is written to, and a write replaces the data
+        of that object only.
+        """
+        twin = copy(self)
+        twin.arrays = [mx.array(array) for array in self.arrays]
+        return twin
+
+    @classmethod
+    def of(cls, storage: Storage, dtype: mx.Dtype, arrays: list[mx.array]) -> "Side":
+        """A side whose slots are all live: ``arrays`` as ``live`` gives them, with at least one slot, of rows that were
+        given in ``dtype``."""
+        batch, heads, slots, dim = arrays[0].shape
+        side = cls(storage, mx.zeros((batch, heads, 0, dim), dtype))
+        side.arrays = arrays
+        side._reallocate(slots, lambda old: [old])
+        mx.eval(side.arrays)  # the file that they come from may be gone by the time that somebody reads them
+        return side
+
+    def live(self, end: int) -> list[mx.array]:
+        """Slots ``[0, end)`` of every array as they are stored."""
+        return [array[:, :, :end] for array in self.arrays]
+
+    @property
+    def capacity(self) -> int:
+        return int(self.arrays[0].shape[2])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+    def append(self, at: int, rows: mx.array) -> mx.array:
+        """Write ``rows`` ``[B, H, n, D]`` from slot ``at`` on; return ``held(at + n)``."""
+        end = at + rows.shape[2]
+        if end > self.capacity:
+            self._reallocate(end, lambda old: [old[:, :, :at]])
+        parts = [rows] if self.storage == "rows" else list(quantise_rows(rows))
+        for array, part in zip(self.arrays, parts, strict=True):
+            array[:, :, at:end] = part
+        return self.held(end)
+
+    def held(self, end: int) -> mx.array:
+        """Slots ``[0, end)``, dequantised."""
+        held = [array[:, :, :end] for array in self.arrays]
+        return held[0] if self.storage == "rows" else dequantise_rows(held[0], held[1], self.dtype)
+
+    def drop_slots(self, first: int, last: int, live: int) -> None:
+        """Keep slots ``[0, first) ++ [last, live)`` in buffers of the least capacity."""
+        self._reallocate(first + live - last, lambda old: [old[:, :, :first], old[:, :, last:live]])
+        # Evaluated now: a lazy copy would hold the old, larger buffer until somebody reads it.
+        mx.eval(self.arrays)
+
+    def _reallocate(self, slots: int, pieces: Callable[[mx.array], list[mx.array]]) -> None:
+        """Move ``pieces`` of every array to new buffers of ``slots`` rounded up to the quantum."""
+        capacity = -(-slots // GROWTH) * GROWTH
+        for index, old in enumerate(self.arrays):
+            # Copied into fresh zeros: a slice (or a concatenation of one piece) may be a view that keeps
+            # the whole old buffer alive.
+            new = mx.zeros((*old.shape[:2], capacity, old.shape[3]), old.dtype)
+            at = 0
+            for piece in pieces(old):
+                if piece.shape[2] > 0:
+                    new[:, :, at : at + piece.shape[2]] = piece
+                    at += piece.shape[2]
+            self.arrays[index] = new
