@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from .batch_rows import right_aligned
 from .side import Side
 
 
@@ -24,14 +25,11 @@ def gathered(side: Side, rows: Sequence[int], kept: Sequence[Sequence[range]], s
     Returns:
         A side whose arrays have ``slots`` live slots ``[len(rows), H, slots, *]``.
     """
-    picked = [[slot for run in runs for slot in run] for runs in kept]
-    paddings = mx.array([slots - len(row) for row in picked])
-    real = (mx.arange(slots) >= paddings[:, None])[:, None, :, None]
-    index = mx.array([[0] * (slots - len(row)) + row for row in picked])[:, None, :, None]
+    index = right_aligned(kept, slots, -1)[:, None, :, None]
 
     def move(array: mx.array) -> mx.array:
-        moved = mx.take_along_axis(array[mx.array(list(rows))], index, axis=2)
-        return mx.where(real, moved, mx.zeros_like(moved))
+        moved = mx.take_along_axis(array[mx.array(list(rows))], mx.maximum(index, 0), axis=2)
+        return mx.where(index >= 0, moved, mx.zeros_like(moved))
 
     return Side.of(side.storage, side.dtype, [move(array) for array in side.arrays])
 

@@ -61,6 +61,17 @@ class Row:
         return row
 
 
+def right_aligned(runs: Sequence[Sequence[range]], slots: int, filler: int) -> mx.array:
+    """Numbers of the runs of each row behind as many fillers as it needs: int32 ``[len(runs), slots]``."""
+    if not runs:
+        return mx.zeros((0, slots), mx.int32)
+    rows = []
+    for row in runs:
+        counted = [mx.arange(run.start, run.stop, dtype=mx.int32) for run in row]
+        rows.append(mx.concatenate([mx.full((slots - sum(map(len, row)),), filler, mx.int32), *counted]))
+    return mx.stack(rows)
+
+
 def one_each(name: str, numbers: Sequence[int], batch: int) -> tuple[int, ...]:
     """``numbers``, one for each of ``batch`` rows. Raises ValueError for another count, and for a negative one."""
     if len(numbers) != batch:
@@ -128,11 +139,7 @@ class BatchLengths:
     @property
     def slot_positions(self) -> mx.array:
         """Absolute position in every slot: int32 ``[B, slots]``, -1 where there is padding."""
-        told = [
-            [-1] * padding + [position for run in row.held for position in run]
-            for row, padding in zip(self._rows, self.padding, strict=True)
-        ]
-        return mx.array(told, dtype=mx.int32).reshape(self.batch, self.slots)
+        return right_aligned([row.held for row in self._rows], self.slots, -1)
 
     def prepare(self, lengths: Sequence[int] | None) -> None:
         """Say that the next append is padded at the right: of row r only the first ``lengths[r]`` tokens are real.

@@ -6,10 +6,10 @@ import importlib.util
 import sys
 from pathlib import Path
 
-for shared in ("batch_programs",):
-    name = f"kv_harness_{shared}"
+for shared in ("engine/batch_programs", "engine/batch_bugs", "batch_runs"):
+    name = f"kv_harness_{Path(shared).name}"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{shared}.py"))
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{shared}.py")
         assert spec is not None and spec.loader is not None
         sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])
