@@ -19,8 +19,7 @@ class BatchKVCache(BatchLengths):
     (zeros, to be hidden by the mask: see ``batch_masks.batch_mask``), and each of its live slots is, byte for byte,
     what a ``KVCache`` with the history of that row alone would hold.
 
-    An operation that raises ValueError has changed nothing. What rows are is decided by rows: an operation on a batch
-    takes one number for each.
+    Operations take and return one number for each row. One that raises ValueError has changed nothing.
 
     Attributes:
         storage: as in ``KVCache``.
