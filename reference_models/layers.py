@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 from mlx import nn
 
-from reference_models.engine.kv_cache import KVCache
+from reference_models.engine.batch_cache import Cache
+from reference_models.engine.batch_rows import BatchLengths
 
 #: The positive numbers of float32, without the denormal ones, which a device may take for 0.
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
@@ -57,7 +58,7 @@ class GroupedAttention(nn.Module):
             self.q_norm = nn.RMSNorm(head_dim, eps=qk_norm_eps)
             self.k_norm = nn.RMSNorm(head_dim, eps=qk_norm_eps)
 
-    def __call__(self, x: mx.array, rotation: Rotation, cache: KVCache, mask: mx.array | None) -> mx.array:
+    def __call__(self, x: mx.array, rotation: Rotation, cache: Cache, mask: mx.array | None) -> mx.array:
         """``x [B, L, hidden]`` kept. ``rotation`` maps q and k before the cache takes the new rows."""
         q = split_heads(self.q_proj(x), self.head_dim)
         k = split_heads(self.k_proj(x), self.head_dim)
@@ -107,8 +108,9 @@ class Block(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-def check_inputs(tokens: mx.array, caches: Sequence[KVCache], attention_layers: Sequence[int]) -> None:
-    """Raise ValueError unless ``tokens`` is ``[B, L]``, L > 0, with one cache per attention layer."""
+def check_inputs(tokens: mx.array, caches: Sequence[Cache], attention_layers: Sequence[int]) -> None:
+    """Raise ValueError unless ``tokens`` is ``[B, L]``, L > 0, with one cache per attention layer, of B rows if it is a
+    batch."""
     if tokens.ndim != 2 or tokens.shape[1] == 0:
         raise ValueError(f"tokens must be [B, L] with L > 0, not {list(tokens.shape)}")
     if len(caches) != len(attention_layers):
@@ -116,6 +118,8 @@ def check_inputs(tokens: mx.array, caches: Sequence[KVCache], attention_layers: 
             f"got {len(caches)} caches for {len(attention_layers)} attention layers (model layers "
             f"{list(attention_layers)}); make them with make_caches()"
         )
+    if caches and isinstance(caches[0], BatchLengths) and caches[0].batch != tokens.shape[0]:
+        raise ValueError(f"tokens {list(tokens.shape)} for caches of {caches[0].batch} rows")
 
 
 def check_heads(heads: int, kv_heads: int, head_dim: int) -> None:

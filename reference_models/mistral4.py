@@ -19,6 +19,7 @@ from mlx import nn
 
 from reference_models import layers, moe, rope
 from reference_models.engine import masks
+from reference_models.engine.batch_cache import Cache
 from reference_models.engine.kv_cache import KVCache, Storage
 
 CacheForm = Literal["latent", "decompressed"]
@@ -87,7 +88,8 @@ class Config:
 
 @dataclass(frozen=True)
 class Positions:
-    """What one forward knows about its new tokens: frequencies ``[rope / 2]`` and query scale ``[L, 1]``."""
+    """What one forward knows about its new tokens: frequencies ``[rope / 2]`` and query scale ``[L, 1]``, or of
+    every row of a batch ``[B, 1, L, 1]``."""
 
     freqs: mx.array
     query_scale: mx.array
@@ -115,7 +117,7 @@ class LatentAttention(nn.Module):
         self.scale = config.qk_head_dim**-0.5 * rope.yarn_softmax_factor(config.rope_parameters)
         self.rope_factor = rope.yarn_attention_factor(config.rope_parameters)
 
-    def __call__(self, x: mx.array, positions: Positions, cache: KVCache, mask: mx.array | None) -> mx.array:
+    def __call__(self, x: mx.array, positions: Positions, cache: Cache, mask: mx.array | None) -> mx.array:
         config, offset = self.config, cache.offset
         query = layers.split_heads(self._project_query(x), config.qk_head_dim)
         q_nope, q_rope = mx.split(query, [config.qk_nope_head_dim], axis=-1)
@@ -134,7 +136,7 @@ class LatentAttention(nn.Module):
         else:
             latent, k_rope = cache.update_and_fetch(latent, k_rope)
             if x.shape[1] == 1:
-                out = self._attend_absorbed(q_nope, q_rope, latent, k_rope)
+                out = self._attend_absorbed(q_nope, q_rope, latent, k_rope, mask)
             else:
                 out = self._attend(q_nope, q_rope, *self._expand(latent, k_rope), mask)
         return self.o_proj(layers.merge_heads(out))
@@ -162,7 +164,9 @@ class LatentAttention(nn.Module):
         query = mx.concatenate([q_nope, q_rope], axis=-1)
         return mx.fast.scaled_dot_product_attention(query, keys, values, scale=self.scale, mask=mask)
 
-    def _attend_absorbed(self, q_nope: mx.array, q_rope: mx.array, latent: mx.array, k_rope: mx.array) -> mx.array:
+    def _attend_absorbed(
+        self, q_nope: mx.array, q_rope: mx.array, latent: mx.array, k_rope: mx.array, mask: mx.array | None
+    ) -> mx.array:
         """One query per head against the latent itself, ``[B, H, 1, v]``: no key or value is ever grown.
 
         ``q . (W_k c) = (W_k^T q) . c``, so the head's key matrix moves to the query and its value matrix to
@@ -172,6 +176,8 @@ class LatentAttention(nn.Module):
         grow = self.kv_b_proj.weight.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
         w_key, w_value = mx.split(grow, [config.qk_nope_head_dim], axis=1)
         rope_scores = (q_rope * self.scale) @ k_rope.swapaxes(-1, -2)  # [B, H, 1, T]
+        if mask is not None:  # the place where a mask goes is taken
+            rope_scores = mx.where(mask, rope_scores, -mx.inf)
         out = mx.fast.scaled_dot_product_attention(q_nope @ w_key, latent, latent, scale=self.scale, mask=rope_scores)
         return out @ w_value.swapaxes(-1, -2)
 
@@ -220,7 +226,7 @@ class Model(nn.Module):
     def __call__(
         self,
         tokens: mx.array,
-        caches: Sequence[KVCache],
+        caches: Sequence[Cache],
         mask_policy: masks.MaskPolicy | masks.GivenMasks = "live",
     ) -> mx.array:
         layers.check_inputs(tokens, caches, self.attention_layers)
@@ -231,7 +237,8 @@ class Model(nn.Module):
             parameters.llama_4_scaling_beta,
             parameters.original_max_position_embeddings,
         )
-        positions = Positions(self._freqs, query_scale[:, None])
+        query_scale = query_scale[:, None, :, None] if query_scale.ndim == 2 else query_scale[:, None]
+        positions = Positions(self._freqs, query_scale)
         mask = masks.mask_for(length, caches[0], mask_policy)
         x = self.model.embed_tokens(tokens)
         for block, cache in zip(self.model.layers, caches, strict=True):

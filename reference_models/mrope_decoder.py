@@ -10,9 +10,10 @@ from typing import Any
 import mlx.core as mx
 from mlx import nn
 
-from reference_models import layers, rope
+from reference_models import layers, prompt_rows, rope
 from reference_models import prompt as prompts
 from reference_models.engine import masks
+from reference_models.engine.batch_cache import BatchKVCache, Cache
 from reference_models.engine.kv_cache import KVCache, Storage
 
 
@@ -53,20 +54,15 @@ class MRopeDecoder(nn.Module):
     def __call__(
         self,
         tokens: mx.array,
-        caches: Sequence[KVCache],
+        caches: Sequence[Cache],
         mask_policy: masks.MaskPolicy | masks.GivenMasks = "live",
-        prompt: prompts.Prompt | None = None,
+        prompt: prompt_rows.Prompts = None,
     ) -> mx.array:
-        """``prompt``: what was read for the first positions of the sequence; text when None, and behind its end."""
+        """``prompt``: what was read for the first positions of the sequence, or of each row of a batch; text when None,
+        and behind its end."""
         layers.check_inputs(tokens, caches, self.attention_layers)
-        batch, length = tokens.shape
-        offset = caches[0].offset
-        scaling = self.config.rope_scaling
-        position_ids = rope.text_position_ids(offset, prompt.rope_delta if prompt else 0, batch, length)
-        x = self.model.embed_tokens(tokens)
-        deepstack: tuple[mx.array, ...] = ()
-        if prompt is not None:
-            x, position_ids, deepstack = prompt.lay_over(offset, tokens, x, position_ids)
+        length, scaling = tokens.shape[1], self.config.rope_scaling
+        x, position_ids, deepstack = self._read_rows(tokens, caches[0], prompt)
         cos, sin = rope.mrope_angles(
             position_ids, self._inv_freq, scaling.mrope_section, interleaved=scaling.mrope_interleaved
         )
@@ -85,6 +81,19 @@ class MRopeDecoder(nn.Module):
                 x = x + deepstack[index]
         x = self.model.norm(x)
         return self.model.embed_tokens.as_linear(x) if self.config.tie_word_embeddings else self.lm_head(x)
+
+    def _read_rows(
+        self, tokens: mx.array, cache: Cache, prompt: prompt_rows.Prompts
+    ) -> tuple[mx.array, mx.array, tuple[mx.array, ...]]:
+        """Embeddings ``[B, L, hidden]``, ids ``[3, B, L]`` and DeepStack's ``[B, L, hidden]`` per layer."""
+        x = self.model.embed_tokens(tokens)
+        if isinstance(cache, BatchKVCache):
+            return prompt_rows.lay_over(cache, prompt, tokens, x)
+        if prompt is not None and not isinstance(prompt, prompts.Prompt):
+            raise ValueError("prompts of rows need a BatchKVCache, which says where each row stands")
+        delta = prompt.rope_delta if prompt else 0
+        position_ids = rope.text_position_ids(cache.offset, delta, *tokens.shape)
+        return prompt.lay_over(cache.offset, tokens, x, position_ids) if prompt else (x, position_ids, ())
 
 
 def qwen3_attention(config: Any) -> layers.GroupedAttention:

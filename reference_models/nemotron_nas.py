@@ -17,6 +17,7 @@ from mlx import nn
 
 from reference_models import layers, rope
 from reference_models.engine import masks
+from reference_models.engine.batch_cache import Cache
 from reference_models.engine.kv_cache import KVCache, Storage
 
 FFN_MULTIPLE = 256  # feed-forward widths are rounded up to a multiple of this
@@ -174,7 +175,7 @@ class Block(nn.Module):
         elif ffn.ffn_mult is not None:
             self.mlp = layers.SwiGLU(hidden, intermediate_size(ffn.ffn_mult, hidden), config.mlp_bias)
 
-    def __call__(self, x: mx.array, freqs: mx.array, cache: KVCache | None, mask: mx.array | None) -> mx.array:
+    def __call__(self, x: mx.array, freqs: mx.array, cache: Cache | None, mask: mx.array | None) -> mx.array:
         """``x [B, L, hidden]`` kept; ``cache`` is None exactly when the layer has no real attention."""
         if cache is not None:
             offset = cache.offset  # absolute, and read before the cache takes the new rows
@@ -218,7 +219,7 @@ class Model(nn.Module):
     def __call__(
         self,
         tokens: mx.array,
-        caches: Sequence[KVCache],
+        caches: Sequence[Cache],
         mask_policy: masks.MaskPolicy | masks.GivenMasks = "live",
     ) -> mx.array:
         layers.check_inputs(tokens, caches, self.attention_layers)

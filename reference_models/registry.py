@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast, get_args
 
 import mlx.core as mx
 
+from reference_models.engine.batch_cache import Cache
 from reference_models.engine.kv_cache import KVCache, Storage
 from reference_models.engine.masks import MaskPolicy
 from reference_models.mistral4 import CacheForm
@@ -54,7 +55,7 @@ class ReferenceModel(Protocol):
     def make_caches(self, storage: Storage = "rows") -> list[KVCache]:
         """Empty caches, one per attention layer."""
 
-    def __call__(self, tokens: mx.array, caches: Sequence[KVCache], mask_policy: MaskPolicy = "live") -> mx.array:
+    def __call__(self, tokens: mx.array, caches: Sequence[Cache], mask_policy: MaskPolicy = "live") -> mx.array:
         """Tokens ``[B, L]`` -> logits ``[B, L, vocab]``; the caches take the tokens."""
 
 

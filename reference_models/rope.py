@@ -159,19 +159,25 @@ def yarn_softmax_factor(scaling: YarnScaling) -> float:
 
 
 def positions_from(offset: int | mx.array, length: int) -> mx.array:
-    """Absolute positions ``[L]``: from ``offset`` on, or those given."""
-    return offset if isinstance(offset, mx.array) else mx.arange(offset, offset + length)
+    """Absolute positions ``[L]``: from ``offset`` on, or those given. From offsets ``[B, 1]`` of rows: ``[B, L]``."""
+    if not isinstance(offset, mx.array):
+        return mx.arange(offset, offset + length)
+    return offset + mx.arange(length, dtype=mx.int32) if offset.ndim == 2 else offset
 
 
 def rotate(x: mx.array, offset: int | mx.array, freqs: mx.array, interleaved: bool) -> mx.array:
     """Rotate ``x [B, H, L, D]``; row ``j`` stands at absolute position ``offset + j``, or ``offset[j]`` (then B is 1).
+    With the offset of every sequence of a batch, ``[B, 1]``, it stands at ``offset[b] + j``.
 
     Called as the attribute ``mx.fast.rope`` so that an observer may replace it.
     """
-    if isinstance(offset, mx.array):  # the function takes one offset per sequence: let every row be one
+    each_row = isinstance(offset, mx.array) and offset.ndim == 1
+    if each_row:  # the function takes one offset per sequence: let every row be one
         x = x.swapaxes(0, 2)
+    elif isinstance(offset, mx.array):
+        offset = offset[:, 0]
     turned = mx.fast.rope(x, x.shape[-1], traditional=interleaved, base=None, scale=1.0, offset=offset, freqs=freqs)
-    return turned.swapaxes(0, 2) if isinstance(offset, mx.array) else turned
+    return turned.swapaxes(0, 2) if each_row else turned
 
 
 def absolute_query_scale(positions: mx.array, beta: float, original_max: int) -> mx.array:
@@ -183,12 +189,15 @@ def absolute_query_scale(positions: mx.array, beta: float, original_max: int) ->
     return 1 + beta * mx.log(1 + mx.floor(positions.astype(mx.float32) / original_max))
 
 
-def text_position_ids(offset: int, delta: int, batch: int, length: int) -> mx.array:
+def text_position_ids(offset: int | mx.array, delta: int | mx.array, batch: int, length: int) -> mx.array:
     """M-RoPE ids of text, int32 ``[3, B, L]``: T, H and W all run ``offset + delta ..``.
 
-    ``delta`` is how far images earlier in the sequence pushed the ids away from the offset; 0 for plain text.
+    ``delta`` is how far images earlier in the sequence pushed the ids away from the offset; 0 for plain text. In a
+    ragged batch each is one number per row, int32 ``[B, 1]``.
     """
     start = offset + delta
+    if isinstance(start, mx.array):
+        return mx.broadcast_to(start + mx.arange(length, dtype=mx.int32), (3, batch, length))
     return mx.broadcast_to(mx.arange(start, start + length, dtype=mx.int32), (3, batch, length))
 
 

@@ -1,5 +1,8 @@
 """The reference engine: KV cache, masks, pool and scheduler that the model families run on."""
 
+from .batch_cache import BatchKVCache
+from .batch_masks import batch_mask
+from .batch_rows import BatchLengths
 from .cache_file import load_caches, save_caches
 from .kv_cache import KVCache
 from .masks import (
@@ -18,6 +21,8 @@ from .scheduler import EnforceReport, Event, Forward, Generation, Scheduler, enf
 from .side import Storage
 
 __all__ = [
+    "BatchKVCache",
+    "BatchLengths",
     "CacheLengths",
     "CachePool",
     "EnforceReport",
@@ -33,6 +38,7 @@ __all__ = [
     "Storage",
     "TrimReport",
     "UnknownSequence",
+    "batch_mask",
     "causal_mask",
     "chunk_mask",
     "enforce_max_kv_size",

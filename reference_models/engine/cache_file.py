@@ -7,12 +7,13 @@ from typing import Any
 
 import mlx.core as mx
 
+from .batch_cache import BatchKVCache
 from .kv_cache import KVCache
 
 _KEY = "caches"  # of the metadata of the file: a JSON list, one object per cache
 
 
-def save_caches(path: Path, caches: Sequence[KVCache]) -> None:
+def save_caches(path: Path, caches: Sequence[KVCache | BatchKVCache]) -> None:
     """Write caches to ``path`` (ending in ``.safetensors``): arrays ``<number>.keys.0`` and so on, the rest as JSON in
     the metadata of the file."""
     arrays: dict[str, mx.array] = {}
@@ -24,8 +25,8 @@ def save_caches(path: Path, caches: Sequence[KVCache]) -> None:
     mx.save_safetensors(str(path), arrays, {_KEY: json.dumps(described)})
 
 
-def load_caches(path: Path) -> list[KVCache]:
-    """Read what ``save_caches`` wrote; the file is no longer needed afterwards.
+def load_caches(path: Path) -> list[Any]:
+    """Read what ``save_caches`` wrote, each cache as what it was; the file is no longer needed afterwards.
 
     Raises ValueError for a file that was not written by it.
     """
@@ -33,9 +34,10 @@ def load_caches(path: Path) -> list[KVCache]:
     arrays, metadata = loaded
     if _KEY not in metadata:
         raise ValueError(f"{path} holds no caches: its metadata has no {_KEY!r}")
-    caches = []
+    caches: list[Any] = []
     for number, described in enumerate(json.loads(metadata[_KEY])):
         prefix = f"{number}."
         mine = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-        caches.append(KVCache.from_state(mine, described))
+        kind = BatchKVCache if described.get("kind") == "batch" else KVCache
+        caches.append(kind.from_state(mine, described))
     return caches

@@ -5,6 +5,9 @@ from typing import Literal, Protocol, get_args
 
 import mlx.core as mx
 
+from .batch_masks import batch_mask
+from .batch_rows import BatchLengths
+
 MaskPolicy = Literal["live", "offset"]
 """Where a model takes the key axis from: "live" is right, "offset" is the historic bug."""
 
@@ -118,9 +121,16 @@ def chunk_mask(l: int, cache: CacheLengths, policy: MaskPolicy = "live", window:
     return _visible(query, key, end, window)
 
 
-def mask_for(l: int, cache: CacheLengths, given: MaskPolicy | GivenMasks, window: int | None = None) -> mx.array | None:
-    """The mask of the layers with this window: the one that was given, or ``chunk_mask`` under the policy given."""
-    return given[window] if isinstance(given, Mapping) else chunk_mask(l, cache, given, window)
+def mask_for(
+    l: int, cache: CacheLengths | BatchLengths, given: MaskPolicy | GivenMasks, window: int | None = None
+) -> mx.array | None:
+    """The mask of the layers with this window: the one that was given, or ``chunk_mask`` under the policy given (of a
+    batch, ``batch_mask``)."""
+    if isinstance(given, Mapping):
+        return given[window]
+    if isinstance(cache, BatchLengths):
+        return batch_mask(l, cache, given, window)
+    return chunk_mask(l, cache, given, window)
 
 
 def _visible(query: mx.array, key: mx.array, end: int, window: int | None) -> mx.array:

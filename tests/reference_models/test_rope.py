@@ -32,6 +32,30 @@ def test_rotate_turns_every_pair_by_the_absolute_position(interleaved: bool) -> 
         np.testing.assert_allclose(out[b, h, j], expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("batch", [1, 2, 4])  # also as many sequences as tokens or heads
+def test_every_sequence_of_a_batch_turns_from_its_own_offset(interleaved: bool, batch: int) -> None:
+    x = mx.array(RNG.standard_normal((batch, 2, 4, 8)).astype(np.float32))
+    freqs, offsets = rope.standard_freqs(8, 100.0), [5, 0, 1000, 7][:batch]
+    column = mx.array([[offset] for offset in offsets], dtype=mx.int32)
+    together = rope.rotate(x, column, freqs, interleaved)
+    alone = [rope.rotate(x[row : row + 1], offset, freqs, interleaved) for row, offset in enumerate(offsets)]
+    assert mx.array_equal(together, mx.concatenate(alone)).item()
+    assert rope.positions_from(column, 3).tolist() == [[offset, offset + 1, offset + 2] for offset in offsets]
+
+
+def test_positions_given_token_by_token_stay_what_they_are() -> None:
+    given = mx.array([4, 9, 9], dtype=mx.int32)
+    assert rope.positions_from(given, 3).tolist() == [4, 9, 9] and rope.positions_from(4, 3).tolist() == [4, 5, 6]
+
+
+def test_text_ids_of_a_batch_run_from_the_offset_and_delta_of_every_row() -> None:
+    ids = rope.text_position_ids(mx.array([[3], [0]], dtype=mx.int32), mx.array([[-1], [2]], dtype=mx.int32), 2, 3)
+    assert ids.dtype == mx.int32 and ids.tolist() == [[[2, 3, 4], [2, 3, 4]]] * 3
+    ids = rope.text_position_ids(mx.array([[3], [0]], dtype=mx.int32), 0, 2, 2)
+    assert ids.tolist() == [[[3, 4], [0, 1]]] * 3
+
+
 def test_llama3_keeps_short_waves_slows_long_ones_and_blends_between() -> None:
     scaling = rope.Llama3Scaling(factor=4.0, original_max_position_embeddings=32)
     plain = np.array(rope.standard_freqs(8, 100.0))
