@@ -5,6 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 
 from harness.operations import (
+    Batch,
+    BatchDecode,
+    BatchForward,
     EnforceMaxKvSize,
     Fork,
     Operation,
@@ -37,6 +40,7 @@ class Capability(StrEnum):
     FORK = "forks of a sequence"
     SAVE_LOAD = "caches in a file"
     RESET = "a sequence can start again"
+    BATCH = "several sequences in one forward"
     BYTES = "bytes that caches hold are told"
     WITNESS = "an independent witness of its family"
     CACHE_FREE = "one forward without a cache"
@@ -53,6 +57,9 @@ CAPABILITY_OF: dict[type[Operation], Capability] = {
     Fork: Capability.FORK,
     SaveLoad: Capability.SAVE_LOAD,
     Reset: Capability.RESET,
+    Batch: Capability.BATCH,
+    BatchForward: Capability.BATCH,
+    BatchDecode: Capability.BATCH,
 }
 
 

@@ -8,14 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from harness.acting import copy_state, remove_keys
 from harness.images import prompt_input, token_ids
 from harness.ledger import Append, PoolLedger, SequenceLedger, SequenceState
 from harness.media import places, runs
 from harness.operations import (
+    BATCHES,
     COPIES,
+    Batch,
+    BatchDecode,
+    BatchForward,
     Chunk,
     Decode,
-    EnforceMaxKvSize,
     Fork,
     Operation,
     Owner,
@@ -23,10 +27,6 @@ from harness.operations import (
     Program,
     Reset,
     Restore,
-    Rollback,
-    SaveLoad,
-    Snapshot,
-    TrimFront,
     Verify,
 )
 from harness.target import (
@@ -38,20 +38,27 @@ from harness.target import (
     ForwardObservation,
     PromptInput,
     RemovalObservation,
-    Session,
     Target,
 )
 
 
 @dataclass(frozen=True)
 class ForwardStep:
-    """One forward within a step: what the ledger says was appended and what the target did. ``read``: how many of its
-    tokens, the first ones, belong to the ``prompt`` with images that was given before."""
+    """One forward of one sequence within a step (of a row, where a batch goes forward): what the ledger says was
+    appended and what the target did. ``read``: how many of its tokens, the first ones, belong to the ``prompt`` with
+    images that was given before. ``number``: how many tokens the sequence had ever processed. ``removed``: keys had
+    been trimmed or rolled back from it."""
 
     append: Append
     seen: ForwardObservation
     prompt: PromptInput | None = None
     read: int = 0
+    sequence: int = 0
+    number: int = 0
+    removed: bool = False
+
+
+_NOTHING = Append((), range(0), (), (), range(0))
 
 
 @dataclass(frozen=True)
@@ -69,8 +76,9 @@ class Told:
 class Step:
     """One operation: the ledger's state on both sides, and the observations.
 
-    ``number``: how many tokens its sequence had ever processed before. ``effective``: did an operation on the whole
-    state do anything, by the ledger? ``replaced``: the sequence that now has another state in the place of its own.
+    ``numbers``: how many tokens each sequence had ever processed before. ``effective``: did an operation on the whole
+    state, or on the batch, do anything, by the ledger? ``replaced``: the sequence that now has another state in the
+    place of its own. ``rows``: the sequences in the batch, once those have left that the operation takes out.
     """
 
     index: int
@@ -82,10 +90,18 @@ class Step:
     expected_removed: int | None = None  # None for an operation that removes nothing by nature
     removal: RemovalObservation | None = None
     told: tuple[Told, ...] = ()  # of every sequence, in order; () after an error
-    number: int = 0
+    numbers: tuple[int, ...] = ()
     effective: bool | None = None  # None for other operations
     replaced: int | None = None
     copied: CopyObservation | None = None
+    rows: tuple[int, ...] = ()
+
+    @property
+    def acted(self) -> frozenset[int]:
+        """The sequences that the operation is about, all others being bystanders."""
+        if isinstance(self.operation, BATCHES):
+            return frozenset(self.rows)
+        return frozenset({self.operation.index if self.replaced is None else self.replaced})
 
     @property
     def error(self) -> str | None:
@@ -118,6 +134,11 @@ class Execution:
         return self._pool.sequences
 
     @property
+    def batch(self) -> tuple[int, ...]:
+        """The sequences in the batch, by row."""
+        return self._pool.batch
+
+    @property
     def program(self) -> Program:
         return Program(tuple(step.operation for step in self.steps), self.owners)
 
@@ -125,23 +146,37 @@ class Execution:
     def stopped(self) -> bool:
         return bool(self.steps) and self.steps[-1].error is not None
 
-    def apply(self, operation: Operation, number: int | None = None) -> Step:
+    def apply(
+        self, operation: Operation, numbers: tuple[int, ...] | None = None, rows: tuple[int, ...] | None = None
+    ) -> Step:
         """Apply one operation; returns its Step. Raises RuntimeError when the execution has stopped.
 
-        ``number``: what ``Step.number`` is to be, for a run that leaves out a part of another and must give the rest of
-        it the same tokens.
+        ``numbers`` and ``rows``: what those of the Step are to be, for a run that leaves out a part of another and must
+        give the rest of it the same tokens in the same batches.
         """
         if self.stopped:
             raise RuntimeError("the execution stopped at an error; open a new one")
         index = operation.index
         ledger = self.ledgers[index]
         before = ledger.state()
-        if number is not None:
-            self._processed[index] = number
-        number = self._processed[index]
+        if numbers is not None:
+            self._processed = list(numbers)
+        numbers = tuple(self._processed)
         forwards: tuple[ForwardStep, ...] = ()
         expected = removal = effective = replaced = copied = None
-        if isinstance(operation, Prefill) and operation.media:
+        if moved := self._pool.gather(operation):
+            copied = self._session.batch(self._pool.batch)
+        if rows is not None and rows != self._pool.batch:
+            self._pool.batch = rows
+            self._session.batch(())
+            copied = self._session.batch(rows)
+        if copied is not None and copied.error is not None:
+            pass  # nothing more can be asked of this session
+        elif isinstance(operation, Batch):
+            effective = moved
+        elif isinstance(operation, (BatchForward, BatchDecode)):
+            forwards = tuple(self._batch_forwards(operation))
+        elif isinstance(operation, Prefill) and operation.media:
             forwards = (self._read(operation),)
         elif isinstance(operation, (Prefill, Chunk)):
             forwards = (self._forward(index, operation.tokens),)
@@ -168,10 +203,11 @@ class Execution:
             forwards=forwards,
             expected_removed=expected,
             removal=removal,
-            number=number,
+            numbers=numbers,
             effective=effective,
             replaced=replaced,
             copied=copied,
+            rows=self._pool.batch,
         )
         if self._tell and step.error is None:
             step = replace(step, told=tuple(map(self._told, range(len(self.owners)))))
@@ -199,17 +235,37 @@ class Execution:
         return self._forward(index, operation.tokens, prompt)
 
     def _forward(self, sequence: int, count: int, prompt: PromptInput | None = None) -> ForwardStep:
-        """What is left of a prompt comes first, then text."""
-        ledger = self.ledgers[sequence]
-        left = ledger.prompt_tokens[ledger.offset : ledger.offset + count]
-        number = self._processed[sequence] + len(left)
-        text = token_ids(sequence, count - len(left), number, self.target.vocab_size, self.target.images)
-        append = ledger.append(count, self._total)
-        self._processed[sequence] += count
+        step = self._next(sequence, count)
+        append = self.ledgers[sequence].append(count, self._total)
         self._total += count
-        seen = self._session.forward(sequence, (*left, *text), prompt)
+        return replace(step, append=append, seen=self._session.forward(sequence, step.seen.tokens, prompt))
+
+    def _next(self, sequence: int, count: int) -> ForwardStep:
+        """The next ``count`` tokens of a sequence, in a forward that has not been made yet: what is left of a prompt
+        comes first, then text."""
+        ledger, number = self.ledgers[sequence], self._processed[sequence]
+        left = ledger.prompt_tokens[ledger.offset : ledger.offset + count]
+        vocab_size, images = self.target.vocab_size, self.target.images
+        text = token_ids(sequence, count - len(left), number + len(left), vocab_size, images)
+        self._processed[sequence] += count
         source = ledger.source if left and isinstance(ledger.source, PromptInput) else None
-        return ForwardStep(append, seen, source, len(left))
+        unseen = ForwardObservation((*left, *text), None)
+        return ForwardStep(_NOTHING, unseen, source, len(left), sequence, number, ledger.removed)
+
+    def _batch_forwards(self, operation: BatchForward | BatchDecode) -> Iterator[ForwardStep]:
+        rows = self._pool.batch
+        for _ in range(operation.times if isinstance(operation, BatchDecode) else 1):
+            if not rows:
+                return
+            counts = operation.of(len(rows)) if isinstance(operation, BatchForward) else (1,) * len(rows)
+            steps = [self._next(row, count) for row, count in zip(rows, counts, strict=True)]
+            appends = self._pool.append(counts, self._total)
+            self._total += sum(counts)
+            seen = self._session.forward_batch([step.seen.tokens for step in steps])
+            for step, append, each in zip(steps, appends, seen, strict=True):
+                yield replace(step, append=append, seen=each)
+            if any(each.error is not None for each in seen):
+                return
 
     def _decode(self, operation: Decode) -> Iterator[ForwardStep]:
         for _ in range(operation.times):
@@ -219,44 +275,21 @@ class Execution:
                 return
 
 
-def remove_keys(session: Session, operation: Operation) -> RemovalObservation:
-    """Give an operation that removes keys to a session."""
-    if isinstance(operation, TrimFront):
-        return session.trim_front(operation.sequence, operation.n, operation.keep)
-    if isinstance(operation, Rollback):
-        return session.rollback(operation.sequence, operation.n)
-    if isinstance(operation, EnforceMaxKvSize):
-        return session.enforce(operation)
-    raise TypeError(f"unknown operation {operation!r}")
-
-
-def copy_state(session: Session, operation: Operation) -> CopyObservation:
-    """Give an operation on the whole state of a sequence to a session."""
-    if isinstance(operation, Snapshot):
-        return session.snapshot(operation.sequence, operation.slot)
-    if isinstance(operation, Restore):
-        return session.restore(operation.sequence, operation.slot)
-    if isinstance(operation, Fork):
-        return session.fork(operation.sequence, operation.into)
-    if isinstance(operation, SaveLoad):
-        return session.save_and_load(operation.sequence)
-    if isinstance(operation, Reset):
-        return session.reset(operation.sequence)
-    raise TypeError(f"unknown operation {operation!r}")
-
-
 def execute(target: Target, program: Program, tell: bool = True) -> Execution:
     """Run a whole program (up to the first error) and return its Execution."""
-    return execute_numbered(target, program.owners, [(operation, None) for operation in program.operations], tell)
+    return execute_numbered(target, program.owners, [(operation, None, None) for operation in program.operations], tell)
 
 
 def execute_numbered(
-    target: Target, owners: tuple[Owner, ...], lines: Iterable[tuple[Operation, int | None]], tell: bool = False
+    target: Target,
+    owners: tuple[Owner, ...],
+    lines: Iterable[tuple[Operation, tuple[int, ...] | None, tuple[int, ...] | None]],
+    tell: bool = False,
 ) -> Execution:
-    """The same for operations with the numbers of their first tokens (see ``Execution.apply``)."""
+    """The same for operations with the numbers of their tokens and the rows of their batch: see ``Execution.apply``."""
     run = Execution(target, owners, tell)
-    for operation, number in lines:
-        run.apply(operation, number)
+    for operation, numbers, rows in lines:
+        run.apply(operation, numbers, rows)
         if run.stopped:
             break
     return run

@@ -13,7 +13,7 @@ from harness.execution import Execution, ForwardStep, Step, execute, execute_num
 from harness.findings import Violation
 from harness.lives import Life, live_again, lives
 from harness.oracle import Expected, History
-from harness.retelling import Line, untrimmed, without_rejected
+from harness.retelling import Line, untrimmed, without_batches, without_rejected
 from harness.target import AttentionCall, Capability, ForwardObservation
 from harness.witnessing import history
 
@@ -60,7 +60,7 @@ class Evidence:
         if other is None:
             return None
         steps = [self.run.steps[i] for i in self.untrimmed]
-        return execute_numbered(other, self.run.owners, [(step.operation, step.number) for step in steps])
+        return execute_numbered(other, self.run.owners, [(s.operation, s.numbers, s.rows) for s in steps])
 
     @cached_property
     def without_rejected(self) -> list[Line]:
@@ -71,6 +71,17 @@ class Evidence:
     def unspeculated(self) -> Execution:
         """Those lines executed."""
         lines = [line.numbered for line in self.without_rejected]
+        return execute_numbered(self.run.target, self.run.owners, lines)
+
+    @cached_property
+    def without_batches(self) -> list[Line]:
+        """The run with every sequence by itself."""
+        return without_batches(self.run.steps)
+
+    @cached_property
+    def solo(self) -> Execution:
+        """Those lines executed."""
+        lines = [line.numbered for line in self.without_batches]
         return execute_numbered(self.run.target, self.run.owners, lines)
 
     @cached_property
@@ -113,7 +124,7 @@ class Evidence:
     def executions(self) -> tuple[Execution, ...]:
         """The run and those comparisons that were really executed (for counting what they cost)."""
         made = [self.run]
-        for name in ("repeat", "counterpart", "unspeculated"):
+        for name in ("repeat", "counterpart", "unspeculated", "solo"):
             other = self.__dict__.get(name)
             if other is not None:
                 made.append(other)

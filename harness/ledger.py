@@ -21,6 +21,7 @@ from harness.operations import (
     SaveLoad,
     Snapshot,
     TrimFront,
+    rows_after,
 )
 
 SINKS = 4  # slots that the second generation of enforce_max_kv_size keeps, and the floor of a context shift
@@ -49,13 +50,22 @@ class Append:
     """What one forward saw: the positions held before it, the positions of its own tokens, and their M-RoPE ids (three
     times the position, as long as the sequence has no image). ``numbers``: of its tokens, counted over all that the
     program processes; ``held_numbers``: of those held, in slot order. After a rollback a position comes a second time,
-    a number never does."""
+    a number never does. ``padding`` and ``behind``: in a batch, slots in front of the keys held and behind the new ones
+    that hold nothing; ``rows``: how many sequences the forward extends."""
 
     held: tuple[int, ...]
     positions: range
     places: tuple[Place, ...]
     held_numbers: tuple[int, ...]
     numbers: range
+    padding: int = 0
+    behind: int = 0
+    rows: int = 1
+
+    @property
+    def slots(self) -> int:
+        """Keys that attention receives, those that hold nothing included."""
+        return self.padding + len(self.held) + len(self.positions) + self.behind
 
 
 @dataclass
@@ -170,6 +180,24 @@ class PoolLedger:
     def __init__(self, owners: tuple[Owner, ...]) -> None:
         self.sequences = [SequenceLedger(owner) for owner in owners]
         self.slots: dict[int, SequenceLedger] = {}
+        self.batch: tuple[int, ...] = ()
+
+    def gather(self, operation: Operation) -> bool:
+        """Let join and leave the batch who does so as the operation begins; returns whether anyone did."""
+        before = self.batch
+        self.batch = rows_after(before, operation, [sequence.owner for sequence in self.sequences])
+        return self.batch != before
+
+    def append(self, counts: tuple[int, ...], number: int) -> list[Append]:
+        """``counts`` new tokens for each row of the batch, numbered row after row from ``number`` on."""
+        lives = [self.sequences[row].live_len for row in self.batch]
+        appends = []
+        for row, live, count in zip(self.batch, lives, counts, strict=True):
+            seen = self.sequences[row].append(count, number)
+            padding, behind = max(lives) - live, max(counts) - count
+            appends.append(replace(seen, padding=padding, behind=behind, rows=len(self.batch)))
+            number += count
+        return appends
 
     def apply(self, operation: Operation) -> bool:
         """Apply an operation on the whole state of a sequence; returns whether it did anything.

@@ -51,11 +51,12 @@ def lives(owners: tuple[Owner, ...], steps: Sequence[Step]) -> list[Life]:
         operation, index = step.operation, step.operation.index
         if step.error is not None:
             break
-        life = now[index]
-        if life is not None:
-            for forward in step.forwards:
+        for forward in step.forwards:
+            life = now[forward.sequence]
+            if life is not None:
                 spots = (Spot(step.index, forward, row) for row in range(len(forward.append.positions)))
-                life = replace(life, spots=(*life.spots, *spots), prompt=forward.prompt or life.prompt)
+                now[forward.sequence] = replace(life, spots=(*life.spots, *spots), prompt=forward.prompt or life.prompt)
+        life = now[index]
         if step.expected_removed:
             ended.append(life)
             whole = isinstance(operation, (Rollback, Verify)) and step.after.offset >= step.before.read

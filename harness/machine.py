@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import ClassVar, TypeVar
 
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from harness import strategies as draw
+from harness.batch_rules import BatchRules
 from harness.capability import CAPABILITY_OF
 from harness.judge import Judge, Listener
 from harness.judging import Property
@@ -40,7 +41,7 @@ def able(*capabilities: Capability) -> Callable[[_Rule], _Rule]:
     return precondition(lambda self: self.target.capabilities.issuperset(capabilities))
 
 
-class ProgramMachine(RuleBasedStateMachine):
+class ProgramMachine(BatchRules):
     """Builds a program operation by operation. Use ``make_machine`` for a class that can run."""
 
     target: ClassVar[Target]
@@ -161,7 +162,7 @@ class ProgramMachine(RuleBasedStateMachine):
     def fork_and_go_on(self, sequence: int, tokens: int, other: int) -> None:
         """A shared prefix, then both go their own ways."""
         index = self._sequence(sequence)
-        into = 1 - index
+        into = self._neighbour(index)
         self._apply(Fork(into, index))
         self._extend(index, tokens)
         self._apply(Decode(other, into))
@@ -215,6 +216,12 @@ class ProgramMachine(RuleBasedStateMachine):
         for operation in operations:
             if CAPABILITY_OF[type(operation)] in self.target.capabilities:
                 self._apply(operation)
+
+    def _neighbour(self, index: int) -> int:
+        """The next sequence that the pool owns, round about; -1 if there is none."""
+        owners = self.judge.run.owners if self.judge is not None else ()
+        behind = [*range(index + 1, len(owners)), *range(index)]
+        return next((other for other in behind if owners[other] == "pool"), -1)
 
     def _several(self) -> bool:
         """Are there two sequences that the pool owns?"""

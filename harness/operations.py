@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
+from harness.batches import BATCHES, Batch, BatchDecode, BatchForward, BatchOperation, rows_after, tokens_in_batch
 from harness.copies import COPIES, Fork, Reset, Restore, SaveLoad, Snapshot
 from harness.media import Media, MediaError, check_media, media_from_json
 from harness.operation import (
@@ -114,6 +115,7 @@ OPERATIONS: tuple[type[Operation], ...] = (
     Rollback,
     Verify,
     *COPIES,
+    *BATCHES,
 )
 FORWARDS = (Prefill, Chunk, Decode, Verify)
 _BY_CODE = {kind.code: kind for kind in OPERATIONS}
@@ -137,9 +139,14 @@ def _read_by(operation: Operation) -> int:
 def begun_before(operations: Sequence[Operation], owners: Sequence[Owner]) -> list[bool]:
     """Of every operation: had the state that its sequence is in ever had a forward?"""
     begun, slots, found = [False] * len(owners), dict[int, bool](), list[bool]()
+    rows: tuple[int, ...] = ()
     for op in operations:
         found.append(begun[op.index])
-        if isinstance(op, FORWARDS):
+        rows = rows_after(rows, op, owners)
+        if isinstance(op, BATCHES):
+            for row in rows if not isinstance(op, Batch) else ():
+                begun[row] = True
+        elif isinstance(op, FORWARDS):
             begun[op.index] = True
         elif owners[op.index] != "pool":
             continue  # out of the pool's reach: it copies and resets nothing
@@ -169,20 +176,14 @@ def operation_from_json(data: object) -> Operation:
     try:
         if "media" in fields:
             fields["media"] = media_from_json(fields["media"])
+        if issubclass(kind, BatchOperation):
+            fields = kind.fields_from_json(fields)
         return kind(**fields)
     except MediaError as error:
         raise OperationError(f"{kind.__name__}: {error}") from error
     except TypeError as error:
         missing = sorted(known - set(fields))
         raise OperationError(f"operation {code!r} lacks a field (one of {', '.join(missing)})") from error
-
-
-def _processed(operation: Operation) -> int:
-    """Tokens that it makes a target process; a prompt with images is looked at to the end of its last one."""
-    if isinstance(operation, Decode):
-        return operation.times
-    media = operation.media if isinstance(operation, Prefill) else ()
-    return max(getattr(operation, "tokens", 0), media[-1].end if media else 0)
 
 
 @dataclass(frozen=True)
@@ -203,9 +204,10 @@ class Program:
         for operation in self.operations:
             if operation.index >= len(self.owners):
                 raise OperationError(f"{operation.text()} names sequence {operation.index} of {len(self.owners)}")
-            if isinstance(operation, Fork) and operation.into >= len(self.owners):
-                raise OperationError(f"{operation.text()} names sequence {operation.into} of {len(self.owners)}")
-        total = sum(map(_read_by, self.operations))
+            named = (operation.into,) if isinstance(operation, Fork) else getattr(operation, "rows", ())
+            if beyond := [number for number in named if number >= len(self.owners)]:
+                raise OperationError(f"{operation.text()} names sequence {beyond[0]} of {len(self.owners)}")
+        total = sum(_read_by(op) + tokens_in_batch(op, len(self.owners)) for op in self.operations)
         if total > MAX_TOTAL_TOKENS:
             raise OperationError(f"a program processes at most {MAX_TOTAL_TOKENS} tokens, this one {total}")
         self._check_images()
@@ -224,7 +226,10 @@ class Program:
 
     def __str__(self) -> str:
         several = len(self.owners) > 1
-        parts = [f"s{op.index}:{op.text()}" if several else op.text() for op in self.operations]
+        parts = [
+            f"s{op.index}:{op.text()}" if several and not isinstance(op, BATCHES) else op.text()
+            for op in self.operations
+        ]
         text = " ; ".join(parts) if parts else "(nothing)"
         if self.owners != ("pool",):
             text += "   [" + ", ".join(f"s{i} {owner}-owned" for i, owner in enumerate(self.owners)) + "]"
@@ -246,6 +251,7 @@ class Program:
 
 
 __all__ = [
+    "BATCHES",
     "COPIES",
     "FORWARDS",
     "MAX_COUNT",
@@ -255,6 +261,9 @@ __all__ = [
     "MAX_TOKENS",
     "MAX_TOTAL_TOKENS",
     "OPERATIONS",
+    "Batch",
+    "BatchDecode",
+    "BatchForward",
     "Chunk",
     "Decode",
     "EnforceMaxKvSize",
@@ -274,5 +283,6 @@ __all__ = [
     "Verify",
     "begun_before",
     "operation_from_json",
+    "rows_after",
     "tokens_of",
 ]

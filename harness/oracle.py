@@ -15,10 +15,15 @@ import numpy as np
 from harness.ledger import Append
 from harness.target import PromptInput
 
+PADDING = -1
+"""In place of a position: a slot of a batch that holds no key of this row."""
+
 
 def key_positions(append: Append) -> np.ndarray[Any, Any]:
-    """Absolute positions of the keys of a forward in slot order: what was held, then the new tokens. [K] int64."""
-    return np.concatenate([np.asarray(append.held, np.int64), np.asarray(append.positions, np.int64)])
+    """Absolute positions of the keys of a forward in slot order: what was held, then the new tokens; in a batch with
+    padding (PADDING) before and behind. [K] int64."""
+    pads = [np.full(count, PADDING, np.int64) for count in (append.padding, append.behind)]
+    return np.concatenate([pads[0], np.asarray(append.held, np.int64), np.asarray(append.positions, np.int64), pads[1]])
 
 
 def visible_set(append: Append, window: int | None = None) -> np.ndarray[Any, Any]:
@@ -28,8 +33,9 @@ def visible_set(append: Append, window: int | None = None) -> np.ndarray[Any, An
     absolute positions.  The window is another, of the distance between them, whatever was trimmed in between: it is the
     distance that RoPE shows.
     """
-    behind: np.ndarray[Any, Any] = np.asarray(append.positions, np.int64)[:, None] - key_positions(append)[None, :]
-    visible: np.ndarray[Any, Any] = behind >= 0
+    keys = key_positions(append)[None, :]
+    behind: np.ndarray[Any, Any] = np.asarray(append.positions, np.int64)[:, None] - keys
+    visible: np.ndarray[Any, Any] = (behind >= 0) & (keys != PADDING)
     return visible if window is None else visible & (behind < window)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
+from harness.batches import without_batches
 from harness.capability import needs
 from harness.execution import execute
 from harness.findings import Finding, FindingError
@@ -19,8 +20,12 @@ from harness.judge import judge_program
 from harness.judging import Property
 from harness.media import Media, MediaError, check_media
 from harness.operations import (
+    BATCHES,
     FORWARDS,
     MAX_TOKENS,
+    Batch,
+    BatchDecode,
+    BatchForward,
     Chunk,
     Decode,
     EnforceMaxKvSize,
@@ -89,6 +94,8 @@ def _size(program: Program) -> tuple[int, int, int, int]:
     operations = program.operations
     rank = sum(0 if isinstance(op, (Prefill, Chunk, TrimFront)) else 1 for op in operations)
     numbers = sum(value for op in operations for value in dataclasses.asdict(op).values() if isinstance(value, int))
+    numbers += sum(sum(op.tokens) + len(op.tokens) for op in operations if isinstance(op, BatchForward))
+    numbers += sum(len(op.rows) + (op.rows != tuple(sorted(op.rows))) for op in operations if isinstance(op, Batch))
     for media in (each for op in operations if isinstance(op, Prefill) for each in op.media):
         rank += 1 + bool(media.frames)
         numbers += media.at + media.rows + media.columns + media.frames
@@ -103,9 +110,16 @@ _Draft = tuple[tuple[Operation, ...], tuple[Owner, ...]]
 def _candidates(target: Target, program: Program) -> Iterator[_Draft]:
     """Programs that might do, the boldest first."""
     operations, owners = program.operations, program.owners
+    if any(isinstance(op, BATCHES) for op in operations):
+        operations = tuple(without_batches(operations, owners, Chunk))
+        yield operations, owners
     for keep in range(len(owners)):
         if len(owners) > 1:
             yield _alone(op for op in operations if op.index == keep), (owners[keep],)
+    operations = program.operations
+    for gone in range(len(owners)):
+        if len(owners) > 2:
+            yield _without(operations, gone), (*owners[:gone], *owners[gone + 1 :])
     for number, fork in enumerate(operations):
         if isinstance(fork, Fork):  # one sequence that goes the way of both
             mine = [op for op in operations[:number] if op.index == fork.index]
@@ -145,6 +159,7 @@ def _candidates(target: Target, program: Program) -> Iterator[_Draft]:
         if isinstance(operation, EnforceMaxKvSize) and number < len(steps) and steps[number].expected_removed:
             yield _with(program, number, TrimFront(steps[number].expected_removed or 0, sequence=operation.sequence))
         yield from (_with(program, number, smaller) for smaller in _smaller_numbers(operation))
+        yield from (_with(program, number, smaller) for smaller in _fewer_in_a_batch(operation))
     for number, operation in enumerate(operations):
         for media in _smaller_media(_media(operation)):
             yield _with(program, number, dataclasses.replace(operation, media=media))  # type: ignore[call-arg]
@@ -153,6 +168,40 @@ def _candidates(target: Target, program: Program) -> Iterator[_Draft]:
         for free in set(range(slot)) - used:
             renamed = (_replaced(op, "slot", free) if getattr(op, "slot", None) == slot else op for op in operations)
             yield tuple(renamed), owners
+
+
+def _without(operations: Iterable[Operation], gone: int) -> tuple[Operation, ...]:
+    """The same without one of several sequences; those behind it move up."""
+    left: list[Operation] = []
+    for op in operations:
+        if isinstance(op, Batch):
+            rows = tuple(row - (row > gone) for row in op.rows if row != gone)
+            left.append(Batch(rows))
+        elif isinstance(op, BATCHES):
+            left.append(op)
+        elif op.index != gone and getattr(op, "into", None) != gone:
+            op = _replaced(op, "sequence", op.index - (op.index > gone))
+            left.append(_replaced(op, "into", op.into - (op.into > gone)) if isinstance(op, Fork) else op)
+    return tuple(left)
+
+
+def _fewer_in_a_batch(operation: Operation) -> Iterator[Operation]:
+    """The same with fewer rows, or fewer tokens for one of them."""
+    if isinstance(operation, Batch):
+        for number in range(len(operation.rows)):
+            yield Batch(operation.rows[:number] + operation.rows[number + 1 :])
+        if operation.rows != tuple(sorted(operation.rows)):
+            yield Batch(tuple(sorted(operation.rows)))
+    elif isinstance(operation, BatchForward):
+        if len(operation.tokens) > 1:
+            yield BatchForward(operation.tokens[:-1])
+            yield BatchForward(operation.tokens[1:])
+        for number, count in enumerate(operation.tokens):
+            for smaller in dict.fromkeys((1, 2, count // 2, count - 1)):
+                if 0 < smaller < count:
+                    yield BatchForward((*operation.tokens[:number], smaller, *operation.tokens[number + 1 :]))
+    elif isinstance(operation, BatchDecode):
+        yield BatchForward((1,))
 
 
 def _alone(operations: Iterable[Operation]) -> tuple[Operation, ...]:

@@ -16,8 +16,9 @@ from harness.judging import Property
 from harness.media import MediaError
 from harness.operations import Prefill
 from harness.tally import Tally
-from harness.target import Target, in_words
+from harness.target import Target
 from harness.trace import Trace, TraceError
+from harness.words import in_words
 
 
 class Outcome(StrEnum):

@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from harness.execution import Step
+from harness.execution import ForwardStep, Step
 from harness.ledger import PoolLedger
 from harness.operations import (
+    BATCHES,
+    Batch,
     Chunk,
     Decode,
     Fork,
@@ -27,17 +29,19 @@ from harness.operations import (
 @dataclass
 class Line:
     """One operation of a retelling. ``step``: of the run; ``tokens``: how many of its tokens are told again, from its
-    first on (None for an operation that has none); ``behind``: drafts were left out of the state that it works on."""
+    first on (None for an operation that has none), and ``forwards`` those of the run that had them; ``behind``: drafts
+    were left out of the state that it works on."""
 
     step: Step
     operation: Operation
     tokens: int | None = None
     behind: bool = False
+    forwards: tuple[ForwardStep, ...] = ()
 
     @property
-    def numbered(self) -> tuple[Operation, int]:
+    def numbered(self) -> tuple[Operation, tuple[int, ...], None]:
         """What ``execution.execute_numbered`` takes."""
-        operation = self.operation
+        operation, numbers = self.operation, self.step.numbers
         if self.tokens is not None:
             if isinstance(operation, Decode):
                 operation = replace(operation, times=self.tokens)
@@ -45,7 +49,24 @@ class Line:
                 operation = replace(operation, tokens=self.tokens)
             elif isinstance(operation, Verify):
                 operation = Chunk(self.tokens, operation.sequence)
-        return operation, self.step.number
+        if self.forwards:  # a row of a batch has a number of its own within the step
+            first = self.forwards[0]
+            numbers = (*numbers[: first.sequence], first.number, *numbers[first.sequence + 1 :])
+        return operation, numbers, None
+
+
+def _forward_lines(step: Step, behind: Sequence[bool]) -> list[Line]:
+    """The forwards of a step, every row of a batch by itself."""
+    if not step.forwards:
+        return []
+    if not isinstance(step.operation, BATCHES):
+        count = sum(len(forward.append.positions) for forward in step.forwards)
+        return [Line(step, step.operation, count, behind[step.operation.index], step.forwards)]
+    lines = []
+    for forward in step.forwards:
+        count, sequence = len(forward.append.positions), forward.sequence
+        lines.append(Line(step, Chunk(count, sequence), count, behind[sequence], (forward,)))
+    return lines
 
 
 class _Teller:
@@ -59,11 +80,13 @@ class _Teller:
         self._slots: dict[int, bool] = {}
 
     def take(self, step: Step) -> None:
-        operation, index, removed = step.operation, step.operation.index, step.expected_removed
-        if count := sum(len(forward.append.positions) for forward in step.forwards):
-            self._pool.sequences[index].append(count)
-            line = self._tell(step, operation, count)
-            self._recent[index].append(line)
+        operation, removed = step.operation, step.expected_removed
+        for line in _forward_lines(step, self._behind):
+            self._pool.sequences[line.operation.index].append(line.tokens or 0)
+            self.lines.append(line)
+            self._recent[line.operation.index].append(line)
+        if isinstance(operation, BATCHES):
+            return
         if isinstance(operation, (Rollback, Verify)):
             if removed:
                 self._roll_back(step, removed)
@@ -74,9 +97,8 @@ class _Teller:
             if self._pool.apply(operation):
                 self._copy(operation)
 
-    def _tell(self, step: Step, operation: Operation, tokens: int | None = None) -> Line:
-        self.lines.append(Line(step, operation, tokens, self._behind[step.operation.index]))
-        return self.lines[-1]
+    def _tell(self, step: Step, operation: Operation) -> None:
+        self.lines.append(Line(step, operation, behind=self._behind[step.operation.index]))
 
     def _roll_back(self, step: Step, removed: int) -> None:
         index = step.operation.index
@@ -134,6 +156,21 @@ def without_rejected(owners: tuple[Owner, ...], steps: Sequence[Step]) -> list[L
     return [line for line in teller.lines if line.tokens != 0]
 
 
+def without_batches(steps: Sequence[Step]) -> list[Line]:
+    """The same run with every sequence by itself. Ends in front of an error."""
+    lines: list[Line] = []
+    for step in steps:
+        if step.error is not None:
+            break
+        if not isinstance(step.operation, BATCHES) and not step.forwards:
+            lines.append(Line(step, step.operation))
+        elif isinstance(step.operation, Verify):  # as it is: with the rollback
+            lines.append(Line(step, step.operation, forwards=step.forwards))
+        else:
+            lines += _forward_lines(step, [False] * len(step.numbers))
+    return lines
+
+
 def untrimmed(steps: Sequence[Step]) -> list[int]:
     """Indices of the steps on sequences that never lost a key from the front, nor are a copy of one that had: run
     without the others, they mean the same."""
@@ -142,6 +179,12 @@ def untrimmed(steps: Sequence[Step]) -> list[int]:
     lost_slots: set[int] = set()
     for step in steps:
         operation, index = step.operation, step.operation.index
+        if isinstance(operation, BATCHES):
+            if not lost.intersection(step.rows):
+                kept.append(step.index)
+            elif not isinstance(operation, Batch):  # it cannot be told without them, and the others miss its tokens
+                lost.update(step.rows)
+            continue
         if step.effective and isinstance(operation, Restore):
             _mark(lost, index, operation.slot in lost_slots)
         elif step.effective and isinstance(operation, Reset):

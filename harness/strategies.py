@@ -73,7 +73,8 @@ _ONE: tuple[Owner, ...] = ("pool",)
 #: Who owns the sequences of a program.
 owner_layouts: st.SearchStrategy[tuple[Owner, ...]] = weighted(
     (8, st.just(_ONE)),
-    (8, st.just(("pool", "pool"))),
+    (7, st.just(("pool", "pool"))),
+    (4, st.just(("pool", "pool", "pool"))),
     (2, st.just(("pool", "model"))),
     (1, st.just(("model", "pool"))),
     (1, st.just(("model",))),
@@ -82,7 +83,16 @@ owner_layouts: st.SearchStrategy[tuple[Owner, ...]] = weighted(
 #: trims do to an empty cache.
 second_starts = weighted((4, st.just("prefill")), (3, st.just("fork")), (1, st.just("empty")))
 #: Which sequence an operation acts on, to be taken modulo their number.
-sequences = st.integers(0, 1)
+sequences = st.integers(0, 2)
+
+#: Who is in a batch, in which order, as far as there are so many sequences: two or three of them, or one alone.
+batch_orders = st.sampled_from(((0, 1), (0, 1, 2), (1, 0), (2, 0, 1), (1, 2), (2, 0), (0,), (1,), (2, 1, 0)))
+#: How many tokens its rows get in one forward: as many each, or not.
+row_tokens = weighted(
+    (3, st.tuples(st.integers(1, 6))),
+    (5, st.tuples(st.integers(1, 8), st.integers(1, 8))),
+    (3, st.tuples(st.integers(1, 6), st.integers(1, 12), st.integers(1, 6))),
+)
 
 #: Does the second sequence get its prompt first?
 turns = weighted((3, st.just(False)), (1, st.just(True)))

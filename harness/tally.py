@@ -8,7 +8,19 @@ from typing import Any
 from harness.execution import Execution, Step
 from harness.findings import Finding
 from harness.judging import Evidence, Judgement, Property, is_blind
-from harness.operations import Chunk, Decode, Fork, Prefill, Reset, Restore, Rollback, SaveLoad, Verify, tokens_of
+from harness.operations import (
+    BATCHES,
+    Chunk,
+    Decode,
+    Fork,
+    Prefill,
+    Reset,
+    Restore,
+    Rollback,
+    SaveLoad,
+    Verify,
+    tokens_of,
+)
 from harness.target import Target
 
 IMAGE_STATES = (
@@ -74,6 +86,10 @@ class Coverage:
     forked_and_used_both: int = 0
     saved_after_trim: int = 0
     reset_and_reused: int = 0
+    batched: int = 0
+    batched_with_padding: int = 0
+    batched_after_trim: int = 0
+    left_a_batch: int = 0
 
     def to_json(self) -> dict[str, int]:
         return asdict(self)
@@ -130,7 +146,7 @@ class Tally:
         cover.operations += len(steps)
         cover.forwards += sum(len(step.forwards) for step in steps)
         cover.blind_forwards += sum(is_blind(run, forward) for step in steps for forward in step.forwards)
-        cover.several_sequences += len({step.operation.index for step in steps}) > 1
+        cover.several_sequences += len({f.sequence for step in steps for f in step.forwards}) > 1
         cover.model_owned += any(step.owner == "model" for step in steps)
         cover.stopped_by_error += run.stopped
         removing = [s for s in steps if s.expected_removed and not isinstance(s.operation, (Rollback, Verify))]
@@ -143,7 +159,7 @@ class Tally:
             for step in steps
         )
         cover.decode_after_trim += any(step.before.trimmed and isinstance(step.operation, Decode) for step in steps)
-        for name, met in (_image_states(run) | _copy_states(run)).items():
+        for name, met in (_image_states(run) | _copy_states(run) | _batch_states(run)).items():
             setattr(cover, name, getattr(cover, name) + met)
         cover.crossed_256_slots += any(step.before.live_len <= GROWTH < step.after.live_len for step in steps)
 
@@ -162,6 +178,8 @@ def _image_states(run: Execution) -> dict[str, bool]:
     cut: set[int] = set()  # sequences that hold a part of an image
     for step in run.steps:
         operation, offset = step.operation, step.after.offset
+        if isinstance(operation, BATCHES):
+            continue  # its rows are counted where they go on by themselves
         if isinstance(operation, Prefill) and operation.media:
             met["with_images"] = True
             met["with_videos"] |= any(each.frames for each in operation.media)
@@ -187,6 +205,20 @@ def _image_states(run: Execution) -> dict[str, bool]:
                 cut.add(operation.index)
             else:
                 cut.discard(operation.index)
+    return met
+
+
+def _batch_states(run: Execution) -> dict[str, bool]:
+    """Which of the states that need a batch a run reached, by the names of ``Coverage``."""
+    met = dict.fromkeys(("batched", "batched_with_padding", "batched_after_trim", "left_a_batch"), False)
+    before: tuple[int, ...] = ()
+    for step in run.steps:
+        appends = [forward.append for forward in step.forwards if forward.append.rows > 1]
+        met["batched"] |= bool(appends)
+        met["batched_with_padding"] |= any(append.padding + append.behind for append in appends)
+        met["batched_after_trim"] |= any(len(append.held) != append.positions.start for append in appends)
+        met["left_a_batch"] |= bool(set(before) - set(step.rows))
+        before = step.rows
     return met
 
 

@@ -6,7 +6,7 @@ Python value or a NumPy array, so the judging side needs no MLX and a target may
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -191,31 +191,6 @@ class TargetIdentity:
         return named if self.drawn is None else named | {"drawn": self.drawn}
 
 
-def in_words(values: Mapping[str, Any], besides: Mapping[str, Any] | None = None) -> str:
-    """A configuration on one line: ``num_hidden_layers=3 rope_scaling.mrope_section=2,1,1``. Inside a list of objects
-    only what is set is named. ``besides``: leave out what is the same there."""
-    same = dict(_flat(besides or {}, ""))
-    told = [(name, value) for name, value in _flat(values, "") if name not in same or same[name] != value]
-    return " ".join(f"{name}={_word(value)}" for name, value in told)
-
-
-def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def _word(value: Any) -> str:
-    if not isinstance(value, (list, tuple)):
-        return f"{value:g}" if isinstance(value, float) else str(value).lower()
-    if not any(isinstance(item, Mapping) for item in value):
-        return ",".join(_word(item) for item in value) or "none"
-    parts = [[(name, set_to) for name, set_to in _flat(item, "") if set_to not in (None, False)] for item in value]
-    return f"[{'; '.join(' '.join(n if v is True else f'{n}={_word(v)}' for n, v in part) for part in parts)}]"
-
-
 class Session(Protocol):
     """One pool of sequences, fresh when opened. Model errors come back as ``error``; only a misuse raises.
 
@@ -258,8 +233,18 @@ class Session(Protocol):
         """The sequence starts again from nothing and holds no memory."""
         ...
 
+    def batch(self, rows: tuple[int, ...]) -> CopyObservation:
+        """From now on these sequences are the batch: those that are in it stay, in this order, the others join behind
+        them, who is not named goes on by itself. Capability BATCH."""
+        ...
+
+    def forward_batch(self, tokens: Sequence[Sequence[int]]) -> tuple[ForwardObservation, ...]:
+        """One forward of the batch, with the tokens of each row; what each row saw (``harness.rows_of_a_batch`` takes
+        a forward apart). After an error all rows have it."""
+        ...
+
     def memory(self, sequence: int) -> tuple[CacheMemory, ...]:
-        """One per cache; capability BYTES."""
+        """One per cache, () for a sequence in a batch; capability BYTES."""
         ...
 
 

@@ -4,6 +4,7 @@ which they are judged (the cause before its consequences: a wrong mask before th
 from __future__ import annotations
 
 from harness.judging import Property
+from properties.batches import BatchesKeepTheirRows, BatchRowsEqualSoloRuns
 from properties.completion import EveryForwardGivesFiniteLogits, EveryOperationCompletes
 from properties.copies import (
     ForksShareNothing,
@@ -32,12 +33,14 @@ ALL: tuple[Property, ...] = (
     SequencesAreIsolated(),
     SaveAndLoadChangeNothing(),
     MemoryIsGivenBack(),
+    BatchesKeepTheirRows(),
     EveryOperationCompletes(),
     EveryForwardGivesFiniteLogits(),
     SameProgramSameBytes(),
     UntrimmedOutputsAreByteIdentical(),
     OutputsEqualTheCacheFreeForward(),
     OutputsEqualTheWitness(),
+    BatchRowsEqualSoloRuns(),
     RollbackEqualsNeverSpeculated(),
     ChunksEqualOneShot(),
 )

@@ -9,7 +9,7 @@ from harness.comparison import compare_bytes
 from harness.execution import Execution, Step, Told
 from harness.findings import Violation
 from harness.judging import Judgement, Property
-from harness.operations import Fork, Reset, Restore, SaveLoad, Snapshot
+from harness.operations import BATCHES, Batch, Fork, Reset, Restore, SaveLoad, Snapshot
 from harness.target import CacheLengths, Capability
 
 _TOLD = frozenset({Capability.LENGTHS, Capability.ROWS})
@@ -65,10 +65,10 @@ class ForksShareNothing(Property):
                 return Judgement(1, 1, violation=Violation(step.index, f"{where}, {message}"))
             looked += 1
             decisive += bool(source.held) and first_change(layers, source, before[operation.into]) is not None
-        acted = step.replaced if isinstance(operation, Fork) and step.replaced is not None else operation.index
         pasts = _pasts(run, step.index)
+        acted = {pasts[sequence] for sequence in step.acted}
         for sequence in _others(run, step):
-            if pasts[sequence] != pasts[acted] or sequence == acted:
+            if pasts[sequence] not in acted:
                 continue
             looked += 1
             message = first_change(layers, before[sequence], step.told[sequence])
@@ -154,13 +154,16 @@ def _lengths(cache: CacheLengths) -> str:
 
 
 def _named(step: Step) -> str:
-    return f"{step.operation.text()} on sequence {step.operation.index}"
+    text = step.operation.text()
+    return text if isinstance(step.operation, BATCHES) else f"{text} on sequence {step.operation.index}"
 
 
 def _others(run: Execution, step: Step) -> Iterator[int]:
-    """Sequences that the operation must leave as they are; the source of a Fork is one of them."""
-    acted = step.replaced if isinstance(step.operation, Fork) and step.effective else step.operation.index
-    return (sequence for sequence in range(len(run.owners)) if sequence != acted)
+    """Sequences that the operation must leave as they are; the source of a Fork is one of them. None of a Batch, which
+    is about all that join, stay or leave."""
+    if isinstance(step.operation, Batch):
+        return iter(())
+    return (sequence for sequence in range(len(run.owners)) if sequence not in step.acted)
 
 
 def _changes(step: Step) -> bool:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from harness.execution import Execution, Step
 from harness.findings import Violation
 from harness.judging import Judgement, Property, attention_calls
-from harness.ledger import SequenceState
+from harness.ledger import Append, SequenceState
 from harness.operations import EnforceMaxKvSize
 from harness.target import CacheLengths, Capability
 
@@ -24,28 +24,28 @@ class KeysEqualLedgerLiveLength(Property):
     def judge_step(self, run: Execution, step: Step) -> Judgement:
         steps = decisive = 0
         for forward in step.forwards:
-            held, chunk = len(forward.append.held), len(forward.append.positions)
+            held, chunk, slots = len(forward.append.held), len(forward.append.positions), forward.append.slots
             found = False
             for layer, call in attention_calls(run, forward):
                 found = True
                 for what, length in (("keys", call.key_len), ("values", call.value_len)):
-                    if length != held + chunk:
+                    if length != slots:
                         return Judgement(
                             steps + 1,
                             decisive + 1,
                             violation=Violation(
                                 step.index,
                                 f"layer {layer}: attention received {length} {what}, the sequence holds {held} and the "
-                                f"chunk adds {chunk}",
+                                f"chunk adds {chunk}{_padding(forward.append)}",
                             ),
                         )
             steps += found
-            decisive += found and step.before.removed
+            decisive += found and forward.removed
         for violation in self._cache_reports(run, step):
             return Judgement(steps + 1, decisive + 1, violation=violation)
         if step.told:
             steps += 1
-            decisive += step.after.removed
+            decisive += any(told.state.removed for told in step.told)
         return Judgement(steps, decisive)
 
     @staticmethod
@@ -61,6 +61,11 @@ class KeysEqualLedgerLiveLength(Property):
                     yield Violation(step.index, _cache_message(step, sequence, layer, cache, state))
 
 
+def _padding(append: Append) -> str:
+    pads = append.padding + append.behind
+    return f", {pads} slots of padding in a batch of {append.rows}" if append.rows > 1 else ""
+
+
 def _would_visit(step: Step) -> bool:
     """Would an engine that ignores ownership visit the caches? A bound does nothing before it is exceeded."""
     operation = step.operation
@@ -69,7 +74,7 @@ def _would_visit(step: Step) -> bool:
 
 def _cache_message(step: Step, sequence: int, layer: int, cache: CacheLengths, state: SequenceState) -> str:
     acted = step.operation.index
-    where = f"after {step.operation.text()}" + (f" on sequence {acted}" if acted != sequence else "")
+    where = f"after {step.operation.text()}" + (f" on sequence {acted}" if sequence not in step.acted else "")
     return (
         f"layer {layer}: the cache of sequence {sequence} says offset {cache.offset}, live_start {cache.live_start}, "
         f"live_len {cache.live_len} {where}; the ledger says {state}"

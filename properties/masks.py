@@ -9,7 +9,7 @@ import numpy as np
 from harness.execution import Execution, ForwardStep, Step
 from harness.findings import Violation
 from harness.judging import Judgement, Property, attention_calls
-from harness.oracle import key_positions, visible_set
+from harness.oracle import PADDING, key_positions, visible_set
 from harness.target import AttentionCall, Capability
 
 
@@ -104,12 +104,18 @@ class MaskShowsExactlyTheVisibleSet(Property):
         return Judgement(
             violation=Violation(
                 step.index,
-                f"layer {layer}: {what} {verb} the key at position {keys[key]} (slot {key}) to the token at position "
+                f"layer {layer}: {what} {verb} {_key(keys, key)} to the token at position "
                 f"{queries[query]}; {len(wrong)} of {max(shown.size, visible.size)} entries are wrong "
                 f"(offset {forward.append.positions.start}, {len(forward.append.held)} keys held, chunk of "
                 f"{len(forward.append.positions)}{'' if window is None else f', window of {window}'})",
             )
         )
+
+
+def _key(keys: np.ndarray[Any, Any], slot: int) -> str:
+    if keys[slot] == PADDING:
+        return f"the padding in slot {slot}"
+    return f"the key at position {keys[slot]} (slot {slot})"
 
 
 def _hides(forward: ForwardStep, call: AttentionCall, window: int | None) -> bool:

@@ -55,7 +55,7 @@ class _OutputsEqual(Property, ABC):
             gaps = np.abs(logits - expected.logits[rows]) / unit
             each, limit, judged = gaps.max(axis=-1), limits[rows], strict[rows]
             looked += bool(np.isfinite(limit).any())
-            decisive += bool(judged.any()) and _decides(step, forward)
+            decisive += bool(judged.any()) and _decides(forward)
             if judged.any():
                 worst = float(np.max(each[judged], initial=worst or 0.0))
             wrong = np.flatnonzero(~(each <= limit))  # a nan is no number that anything allows
@@ -113,9 +113,9 @@ def _forwards(evidence: Evidence) -> Iterator[tuple[Step, int, ForwardStep]]:
             yield step, which, forward
 
 
-def _decides(step: Step, forward: ForwardStep) -> bool:
+def _decides(forward: ForwardStep) -> bool:
     append = forward.append
-    return step.before.removed or (len(append.positions) > 1 and len(append.held) > 0)
+    return forward.removed or append.padding + append.behind > 0 or (len(append.positions) > 1 and len(append.held) > 0)
 
 
 def _smaller(evidence: Evidence, expected: Expected, name: str) -> np.ndarray[Any, Any] | None:

@@ -38,10 +38,10 @@ class RollbackEqualsNeverSpeculated(Property):
             if twin.error is not None:
                 message = f"{text}: without the tokens rolled back it raised {' '.join(twin.error.split())}"
                 return Judgement(looked + 1, decisive + 1, violation=Violation(step.index, message))
-            for number, (left, right) in enumerate(zip(step.forwards, twin.forwards, strict=False)):
+            for number, (left, right) in enumerate(zip(line.forwards, twin.forwards, strict=False)):
                 looked += 1
                 decisive += line.behind
-                found = _compare(left, right.seen, limit, "without the tokens rolled back")
+                found = compare_forwards(left, right.seen, limit, "without the tokens rolled back")
                 if isinstance(found, str):
                     message = f"{text}, forward {number}: {found}"
                     return Judgement(looked, decisive + (not line.behind), violation=Violation(step.index, message))
@@ -85,7 +85,7 @@ class ChunksEqualOneShot(Property):
         return Judgement(looked, decisive, worst if looked else None)
 
 
-def _compare(left: ForwardStep, right: ForwardObservation, limit: float, words: str) -> float | str:
+def compare_forwards(left: ForwardStep, right: ForwardObservation, limit: float, words: str) -> float | str:
     """The largest distance of the logits that both have, or what is wrong in words."""
     worst = 0.0
     for row in range(len(right.tokens)):

@@ -51,7 +51,7 @@ class CachedRowsStayWhatTheyWere(Property):
                 if not difference.same_bytes:
                     at = (difference.index or (0, 0, 0, 0))[-2]
                     acted = step.operation.index
-                    where = step.operation.text() + (f" on sequence {acted}" if acted != sequence else "")
+                    where = step.operation.text() + (f" on sequence {acted}" if sequence not in step.acted else "")
                     return Violation(
                         step.index,
                         f"layer {layer}: the {what} row of position {kept[at]} (sequence {sequence}, slot {was[at]} "

@@ -14,6 +14,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "harness",
         "harness.media",
+        "harness.batches",
         "harness.operation",
         "harness.copies",
         "harness.trims",
@@ -22,8 +23,17 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "harness.findings",
         "harness.trace",
     ),
-    ("harness.capability", "harness.target", "harness.comparison", "harness.oracle", "harness.images"),
     (
+        "harness.capability",
+        "harness.target",
+        "harness.words",
+        "harness.rows_of_a_batch",
+        "harness.comparison",
+        "harness.oracle",
+        "harness.images",
+    ),
+    (
+        "harness.acting",
         "harness.execution",
         "harness.judging",
         "harness.retelling",
@@ -38,6 +48,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("harness.reduction",),
     (
         "harness.strategies",
+        "harness.batch_rules",
         "harness.machine",
         "harness.image_machine",
         "harness.machines",
@@ -65,6 +76,7 @@ MAY_IMPORT = {
     ),
     "hypothesis": (
         "harness.strategies",
+        "harness.batch_rules",
         "harness.machine",
         "harness.image_machine",
         "harness.profiles",
@@ -72,6 +84,7 @@ MAY_IMPORT = {
     ),
     "numpy": (
         "harness.target",
+        "harness.rows_of_a_batch",
         "harness.comparison",
         "harness.oracle",
         "harness.images",

@@ -33,6 +33,10 @@ REACHED: dict[str, str] = {
     "forked_and_used_both": "programs that forked a sequence and went on with both",
     "saved_after_trim": "programs that saved and loaded a trimmed cache",
     "reset_and_reused": "programs that reset a sequence and used it again",
+    "batched": "programs with a forward of several sequences at once",
+    "batched_with_padding": "programs with padding in a batch",
+    "batched_after_trim": "programs with a trimmed sequence in a batch",
+    "left_a_batch": "programs in which a sequence left a batch",
 }
 
 MISSED: dict[str, str] = {
@@ -57,6 +61,10 @@ MISSED: dict[str, str] = {
     "forked_and_used_both": "No program forked a sequence and went on with both.",
     "saved_after_trim": "No program saved and loaded a trimmed cache.",
     "reset_and_reused": "No program reset a sequence and used it again.",
+    "batched": "No forward extended several sequences at once.",
+    "batched_with_padding": "No batch had padding.",
+    "batched_after_trim": "No batch held a trimmed sequence.",
+    "left_a_batch": "No sequence left a batch.",
 }
 """What a count of 0 means, for the states that one would want reached."""
 

@@ -11,7 +11,7 @@ from harness.reporting import coverage
 from harness.reporting.record import SCHEMA, SCHEMA_VERSION
 from harness.reporting.text import block, count, escape, number, table
 from harness.reporting.verdicts import PLANTED_POLICY
-from harness.target import in_words
+from harness.words import in_words
 
 Record = Mapping[str, Any]
 

@@ -13,7 +13,8 @@ import mlx.core as mx
 import numpy as np
 
 from harness.operations import EnforceMaxKvSize, Owner
-from harness.probe import PositionHook, Probe
+from harness.probe import PositionHook, Probe, Record
+from harness.rows_of_a_batch import rows_of
 from harness.target import (
     CacheLengths,
     CacheMemory,
@@ -25,7 +26,7 @@ from harness.target import (
 )
 from harness.targets.witnesses import images_of
 from reference_models import rope
-from reference_models.engine import CachePool, KVCache, MaskPolicy, enforce_max_kv_size
+from reference_models.engine import BatchPool, KVCache, MaskPolicy, enforce_max_kv_size
 from reference_models.prompt import Prompt
 
 #: Where our models hand out absolute positions other than through ``mx.fast.rope``.
@@ -49,7 +50,7 @@ class ReferenceSession:
         self._model = model
         self._policy = policy
         self._probe = _probe()
-        self._pool = CachePool()
+        self._pool = BatchPool()
         self._ids = [self._pool.open(make_caches(), owner) for owner in owners]
         self._prompts: list[Prompt | None] = [None] * len(owners)  # never written to: copies may share them
         self._kept_prompts: dict[int, Prompt | None] = {}
@@ -57,30 +58,52 @@ class ReferenceSession:
     def forward(self, sequence: int, tokens: Sequence[int], prompt: PromptInput | None = None) -> ForwardObservation:
         caches = self._pool.forward_caches(self._ids[sequence])
         ids = mx.array([list(tokens)], dtype=mx.int32)
-        logits, error = None, None
         if prompt is not None:  # outside the probe: the attention of a vision tower is not that of the cache
             try:
                 self._prompts[sequence] = self._model.read(mx.array([prompt.tokens], mx.int32), images_of(prompt))
             except Exception as failure:  # as below
                 return ForwardObservation(tuple(tokens), None, error=f"{type(failure).__name__}: {failure}")
         read = {} if (kept := self._prompts[sequence]) is None else {"prompt": kept}
+        logits, record, seconds, error = self._watched(ids, caches, read)
+        logits = None if logits is None else logits[0]
+        return ForwardObservation(tuple(tokens), logits, record.attention(), record.positions(), seconds, error)
+
+    def _watched(
+        self, ids: mx.array, caches: Sequence[Any], read: dict[str, Any]
+    ) -> tuple[np.ndarray[Any, Any] | None, Record, float, str | None]:
+        """Logits ``[B, l, vocab]`` (None if it raised), what the probe saw, seconds, and the error."""
+        logits, error = None, None
         with self._probe.watching() as record:
             started = time.perf_counter()
             try:
                 out = self._model(ids, list(caches), self._policy, **read)
                 mx.eval(out)
-                logits = np.array(out[0].astype(mx.float32))
+                logits = np.array(out.astype(mx.float32))
             except Exception as failure:  # whatever a model raises is an observation, and the judges decide
                 error = f"{type(failure).__name__}: {failure}"
             seconds = time.perf_counter() - started
-        return ForwardObservation(tuple(tokens), logits, record.attention(), record.positions(), seconds, error)
+        return logits, record, seconds, error
+
+    def batch(self, rows: tuple[int, ...]) -> CopyObservation:
+        return self._copy(lambda: self._pool.batch([self._ids[row] for row in rows]))
+
+    def forward_batch(self, tokens: Sequence[Sequence[int]]) -> tuple[ForwardObservation, ...]:
+        caches, lengths = self._pool.batch_caches, [len(row) for row in tokens]
+        longest = max(lengths)
+        ids = mx.array([[*row, *(0,) * (longest - len(row))] for row in tokens], dtype=mx.int32)
+        for cache in caches if min(lengths) < longest else ():
+            cache.prepare(lengths)
+        prompts = [self._prompts[self._ids.index(seq)] for seq in self._pool.rows]
+        read: dict[str, Any] = {"prompt": prompts} if any(prompts) else {}
+        logits, record, seconds, error = self._watched(ids, caches, read)
+        return rows_of(tokens, logits, record.attention(), record.positions(), seconds, error)
 
     def trim_front(self, sequence: int, n: int, keep: int) -> RemovalObservation:
         return self._removal(lambda: self._pool.trim_front(self._ids[sequence], n, keep).removed)
 
     def rollback(self, sequence: int, n: int) -> RemovalObservation:
         seen = self._removal(lambda: self._pool.rollback(self._ids[sequence], n).removed)
-        prompt, offset = self._prompts[sequence], self._pool.forward_caches(self._ids[sequence])[0].offset
+        prompt, offset = self._prompts[sequence], self._pool.caches_of(self._ids[sequence])[0].offset
         if any(seen.removed) and prompt is not None and offset < prompt.length:
             self._prompts[sequence] = prompt.cut(offset) if offset else None
         return seen
@@ -96,14 +119,16 @@ class ReferenceSession:
         )
 
     def lengths(self, sequence: int) -> tuple[CacheLengths, ...]:
-        caches = self._pool.forward_caches(self._ids[sequence])
+        caches = self._pool.caches_of(self._ids[sequence])
         return tuple(CacheLengths(cache.offset, cache.live_start, cache.live_len) for cache in caches)
 
     def rows(self, sequence: int) -> tuple[CacheRows, ...]:
-        caches = self._pool.forward_caches(self._ids[sequence])
+        caches = self._pool.caches_of(self._ids[sequence])
         return tuple(CacheRows(*(_numbers(array) for array in cache.rows())) for cache in caches)
 
     def memory(self, sequence: int) -> tuple[CacheMemory, ...]:
+        if self._ids[sequence] in self._pool.rows:
+            return ()  # it has no memory of its own
         caches = self._pool.forward_caches(self._ids[sequence])
         return tuple(CacheMemory(cache.nbytes, cache.bytes_per_slot) for cache in caches)
 

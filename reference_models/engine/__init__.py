@@ -2,6 +2,7 @@
 
 from .batch_cache import BatchKVCache
 from .batch_masks import batch_mask
+from .batch_pool import BatchPool
 from .batch_rows import BatchLengths
 from .cache_file import load_caches, save_caches
 from .kv_cache import KVCache
@@ -23,6 +24,7 @@ from .side import Storage
 __all__ = [
     "BatchKVCache",
     "BatchLengths",
+    "BatchPool",
     "CacheLengths",
     "CachePool",
     "EnforceReport",

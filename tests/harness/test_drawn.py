@@ -22,9 +22,9 @@ from harness.profiles import PROFILES, Profile
 from harness.recording import record
 from harness.replay import Outcome, replay
 from harness.runner import family_targets
-from harness.target import in_words
 from harness.targets.reference import FAMILIES, ReferenceTarget, paths, target_from_identity, targets
 from harness.trace import Trace, read_trace
+from harness.words import in_words
 from reference_models import drawing, drawn, mistral4, nemotron_nas, qwen3_vl
 from reference_models.engine import masks
 

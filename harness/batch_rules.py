@@ -1,0 +1,73 @@
+"""Rules of the state machine that draw operations on a batch."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from harness import strategies as draw
+from harness.judge import Judge
+from harness.operations import Batch, BatchDecode, BatchForward, Operation, Rollback, TrimFront
+from harness.target import Capability, Target
+
+
+class BatchRules(RuleBasedStateMachine):
+    """To be inherited by a machine with the attributes and methods named here."""
+
+    target: ClassVar[Target]
+    judge: Judge | None = None
+
+    def _apply(self, operation: Operation) -> None:
+        raise NotImplementedError
+
+    @precondition(lambda self: self._can_batch())
+    @rule(order=draw.batch_orders, tokens=draw.row_tokens)
+    def batch_and_go_on(self, order: tuple[int, ...], tokens: tuple[int, ...]) -> None:
+        """Some sequences, of whatever lengths they have, join, stay or leave, and the batch goes forward."""
+        self._gather(order)
+        self._apply(BatchForward(tokens))
+
+    @precondition(lambda self: self._can_batch())
+    @rule(order=draw.batch_orders, tokens=draw.row_tokens, times=draw.decode_times)
+    def batch_decode(self, order: tuple[int, ...], tokens: tuple[int, ...], times: int) -> None:
+        """A chunk, ragged or not, and then token by token: what a server does most of the time."""
+        if not self._batch():
+            self._gather(order)
+        self._apply(BatchForward(tokens))
+        self._apply(BatchDecode(times))
+
+    @precondition(lambda self: self._can_batch() and Capability.FRONT_TRIM in self.target.capabilities)
+    @rule(which=draw.sequences, n=draw.trim_counts, keep=draw.sinks, tokens=draw.row_tokens, order=draw.batch_orders)
+    def trim_a_row_and_go_on(
+        self, which: int, n: int, keep: int, tokens: tuple[int, ...], order: tuple[int, ...]
+    ) -> None:
+        if not self._batch():
+            self._gather(order)
+        if rows := self._batch():
+            self._apply(TrimFront(n, keep, rows[which % len(rows)]))
+        self._apply(BatchForward(tokens))
+
+    @precondition(lambda self: self._can_batch() and Capability.ROLLBACK in self.target.capabilities)
+    @rule(which=draw.sequences, n=draw.rollback_counts, tokens=draw.row_tokens, order=draw.batch_orders)
+    def roll_back_a_row_and_go_on(self, which: int, n: int, tokens: tuple[int, ...], order: tuple[int, ...]) -> None:
+        if not self._batch():
+            self._gather(order)
+        if rows := self._batch():
+            self._apply(Rollback(n, rows[which % len(rows)]))
+        self._apply(BatchForward(tokens))
+
+    def _can_batch(self) -> bool:
+        """Is there anything to batch, and can the target?"""
+        return (
+            Capability.BATCH in self.target.capabilities
+            and self.judge is not None
+            and self.judge.run.owners.count("pool") > 1
+        )
+
+    def _batch(self) -> tuple[int, ...]:
+        return () if self.judge is None else self.judge.run.batch
+
+    def _gather(self, order: tuple[int, ...]) -> None:
+        assert self.judge is not None
+        self._apply(Batch(tuple(row for row in order if row < len(self.judge.run.owners))))

@@ -1,0 +1,73 @@
+"""Batches: a row of one is a sequence like any other."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from harness.comparison import recut_tolerance
+from harness.execution import Execution, Step
+from harness.findings import Violation
+from harness.judging import Evidence, Judgement, Property
+from harness.operations import Batch
+from harness.target import Capability
+from properties.copies import first_change
+from properties.reproducibility import unless_noise
+from properties.retold import compare_forwards
+
+
+class BatchesKeepTheirRows(Property):
+    id = "batches_keep_their_rows"
+    sentence = (
+        "Whoever joins a batch, stays in it while others come and go, or leaves it, has the same lengths and, byte for "
+        "byte, the same rows as before."
+    )
+    decisive_when = "sequences with keys joined, left or stayed while others did"
+    needs: ClassVar = frozenset({Capability.BATCH, Capability.LENGTHS, Capability.ROWS})
+
+    def judge_step(self, run: Execution, step: Step) -> Judgement | None:
+        if not isinstance(step.operation, Batch) or not step.told or not step.index:
+            return None
+        before = run.steps[step.index - 1].told
+        for sequence, (old, new) in enumerate(zip(before, step.told, strict=True)):
+            message = first_change(run.target.attention_layers, old, new)
+            if message is not None:
+                where = f"{step.operation.text()} changed sequence {sequence}"
+                return Judgement(1, 1, violation=Violation(step.index, f"{where}: {message}"))
+        return Judgement(1, int(bool(step.effective) and any(told.held for told in before)))
+
+
+class BatchRowsEqualSoloRuns(Property):
+    id = "batch_rows_equal_solo_runs"
+    sentence = (
+        "It makes no difference whether a sequence goes forward in a batch or by itself: its logits are the same, to "
+        "rounding."
+    )
+    decisive_when = "a forward of a batch of two or more rows"
+    needs: ClassVar = frozenset({Capability.BATCH})
+    runs_again = True
+
+    def judge_run(self, evidence: Evidence) -> Judgement:
+        return unless_noise(evidence, self._judge(evidence))
+
+    @staticmethod
+    def _judge(evidence: Evidence) -> Judgement:
+        lines = evidence.without_batches
+        if not any(line.forwards and line.forwards[0].append.rows > 1 for line in lines):
+            return Judgement()
+        limit = recut_tolerance(evidence.run.target.identity.storage)
+        looked = decisive = 0
+        worst = 0.0
+        for line, twin in zip(lines, evidence.solo.steps, strict=False):
+            text = line.step.operation.text()
+            if twin.error is not None:
+                message = f"{text}: by itself, sequence {line.operation.index} raised {' '.join(twin.error.split())}"
+                return Judgement(looked + 1, decisive + 1, violation=Violation(line.step.index, message))
+            for left, right in zip(line.forwards, twin.forwards, strict=False):
+                looked += 1
+                decisive += left.append.rows > 1
+                found = compare_forwards(left, right.seen, limit, "of the same sequence by itself")
+                if isinstance(found, str):
+                    where = f"{text}, sequence {left.sequence} in a batch of {left.append.rows}"
+                    return Judgement(looked, decisive, violation=Violation(line.step.index, f"{where}: {found}"))
+                worst = max(worst, found)
+        return Judgement(looked, decisive, worst)

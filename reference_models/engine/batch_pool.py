@@ -1,0 +1,85 @@
+"""A pool one of whose parts is a batch: the sequences in it share one cache per layer."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .batch_cache import BatchKVCache
+from .kv_cache import KVCache
+from .pool import CachePool, TrimReport
+
+
+class BatchPool(CachePool):
+    """``CachePool`` with at most one batch. A sequence in it has no caches of its own until it leaves; trims and
+    rollbacks reach its row, and nothing else may be asked of it."""
+
+    def __init__(self) -> None:
+        """Make a pool without sequences."""
+        super().__init__()
+        self._rows: tuple[int, ...] = ()
+        self._batch: tuple[BatchKVCache, ...] = ()
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Ids of the sequences in the batch, by row."""
+        return self._rows
+
+    @property
+    def batch_caches(self) -> tuple[BatchKVCache, ...]:
+        """The caches of the batch, one per attention layer; () without rows."""
+        return self._batch
+
+    def batch(self, rows: Sequence[int]) -> int:
+        """Let the batch be made of the sequences ``rows``.
+
+        Those that are not named leave it with what their rows hold; of the others those that were in it stay, and the
+        new ones join behind them, where they stand in ``rows``.
+
+        Returns:
+            The number of caches of the batch: of its layers, 0 when it is empty.
+
+        Raises:
+            ValueError: a sequence is named twice, or is model-owned, or an old row comes behind a new one.
+            UnknownSequence: one is not open.
+        """
+        stay, join = [seq for seq in rows if seq in self._rows], [seq for seq in rows if seq not in self._rows]
+        if len(set(rows)) != len(rows) or list(rows) != stay + join:
+            raise ValueError(f"rows {list(rows)} for a batch of {list(self._rows)}: each once, and the new ones last")
+        if any(self.owner(seq) != "pool" for seq in rows):
+            raise ValueError(f"rows {list(rows)}: a model-owned sequence cannot join")
+        for seq in self._rows:
+            if seq not in stay:
+                self._replace(seq, self.caches_of(seq))
+        order = [self._rows.index(seq) for seq in stay]
+        for cache in self._batch:
+            cache.filter(order)
+        self._batch = self._batch if stay else ()
+        if join:
+            joined = [BatchKVCache.join(layer) for layer in zip(*map(super().forward_caches, join), strict=True)]
+            for cache, more in zip(self._batch, joined, strict=bool(self._batch)):
+                cache.extend(more)
+            self._batch = self._batch or tuple(joined)
+        self._rows = tuple(rows)
+        return len(self._batch)
+
+    def caches_of(self, seq: int) -> tuple[KVCache, ...]:
+        """What the sequence holds: its caches, or copies of its row. Raises UnknownSequence."""
+        if seq not in self._rows:
+            return self.forward_caches(seq)
+        return tuple(cache.extract(self._rows.index(seq)) for cache in self._batch)
+
+    def trim_front(self, seq: int, n: int, keep: int = 0) -> TrimReport:
+        """As ``CachePool.trim_front``, also for a row of the batch."""
+        if seq not in self._rows:
+            return super().trim_front(seq, n, keep)
+        return self._on_row(seq, n, lambda cache, counts: cache.trim_front(counts, keep))
+
+    def rollback(self, seq: int, n: int) -> TrimReport:
+        """As ``CachePool.rollback``, also for a row of the batch."""
+        if seq not in self._rows:
+            return super().rollback(seq, n)
+        return self._on_row(seq, n, lambda cache, counts: cache.rollback(counts))
+
+    def _on_row(self, seq: int, n: int, act: Callable[[BatchKVCache, list[int]], Any]) -> TrimReport:
+        row = self._rows.index(seq)
+        counts = [n if at == row else 0 for at in range(len(self._rows))]
+        return TrimReport(n, tuple(act(cache, counts)[row] for cache in self._batch))
