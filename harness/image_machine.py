@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hypothesis import strategies as st
+from dataclasses import replace
+
 from hypothesis.stateful import initialize, rule
 
 from harness import strategies as draw
@@ -43,13 +44,13 @@ class ImageMachine(ProgramMachine):
             self._apply(Chunk(tokens))
 
     @able(Capability.RESET)
-    @rule(sequence=draw.sequences, prompts=st.tuples(draw.image_prefills(0), draw.image_prefills(1)))
-    def reset_and_look_again(self, sequence: int, prompts: tuple[Prefill, Prefill]) -> None:
+    @rule(sequence=draw.sequences, prompt=draw.image_prefills())
+    def reset_and_look_again(self, sequence: int, prompt: Prefill) -> None:
         """Behind a reset a prompt may hold images again; a sequence that the pool cannot reset goes on with text."""
         index = self._sequence(sequence)
         self._apply(Reset(index))
-        prompt = prompts[index]
-        self._apply(Chunk(prompt.tokens, index) if self._ledger(index).begun else prompt)
+        begun = self._ledger(index).begun
+        self._apply(Chunk(prompt.tokens, index) if begun else replace(prompt, sequence=index))
 
     @able(Capability.ROLLBACK)
     @rule(sequence=draw.sequences, where=draw.image_positions, tokens=draw.chunk_sizes)
