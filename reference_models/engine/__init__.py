@@ -1,6 +1,7 @@
 """The reference engine: KV cache, masks, pool and scheduler that the model families run on."""
 
 from .cache_file import load_caches, save_caches
+from .errors import CannotTrim
 from .kv_cache import KVCache
 from .masks import (
     CacheLengths,
@@ -14,12 +15,15 @@ from .masks import (
 )
 from .no_cache import NoCache
 from .pool import CachePool, Owner, TrimReport, UnknownSequence
+from .rotating import RotatingKVCache
 from .scheduler import EnforceReport, Event, Forward, Generation, Scheduler, enforce_max_kv_size
 from .side import Storage
+from .visibility import VisibilityRule
 
 __all__ = [
     "CacheLengths",
     "CachePool",
+    "CannotTrim",
     "EnforceReport",
     "Event",
     "Forward",
@@ -29,10 +33,12 @@ __all__ = [
     "MaskPolicy",
     "NoCache",
     "Owner",
+    "RotatingKVCache",
     "Scheduler",
     "Storage",
     "TrimReport",
     "UnknownSequence",
+    "VisibilityRule",
     "causal_mask",
     "chunk_mask",
     "enforce_max_kv_size",

@@ -5,8 +5,10 @@ from typing import Any, ClassVar, get_args
 
 import mlx.core as mx
 
+from .runs import as_array, in_slots, joined
 from .side import GROWTH, Side
 from .side import Storage as Storage
+from .visibility import EVERYTHING, VisibilityRule
 
 _ROW_DTYPES = (mx.float16, mx.bfloat16, mx.float32)
 
@@ -27,6 +29,7 @@ class KVCache:
 
     GROWTH: ClassVar[int] = GROWTH
     """Quantum of the allocation, in slots."""
+    _limit: int | None = None  # see Side
 
     def __init__(self, storage: Storage = "rows") -> None:
         """Make an empty cache without buffers. Raises ValueError for an unknown ``storage``."""
@@ -41,14 +44,29 @@ class KVCache:
 
     @property
     def live_len(self) -> int:
-        """Number of keys held, in tokens."""
+        """Number of keys held, in tokens. Of every kind of cache: of the keys held that the next token will see,
+        without its own; an append of l tokens returns ``live_len + l`` keys."""
         return self.offset - self.live_start
 
     @property
+    def held_len(self) -> int:
+        """Number of slots in use: ``live_len`` here; a cache with a rule of its own may hold more than is seen."""
+        return sum(map(len, self._held))
+
+    @property
+    def rule(self) -> VisibilityRule:
+        """What a query sees of the keys that ``update_and_fetch`` returns: here everything up to itself."""
+        return EVERYTHING
+
+    @property
     def positions(self) -> mx.array:
-        """Absolute positions of the keys held, in slot order: int32 ``[live_len]``, strictly ascending."""
-        runs = [mx.arange(run.start, run.stop, dtype=mx.int32) for run in self._held]
-        return mx.concatenate(runs) if runs else mx.zeros((0,), mx.int32)
+        """Absolute positions of the keys held, in slot order: int32 ``[held_len]``, here strictly ascending."""
+        return as_array(self._held)
+
+    def key_positions(self, l: int) -> mx.array:
+        """Positions of all keys, in the order in which ``update_and_fetch`` of l tokens would return them now: int32
+        ``[live_len + l]``. Nothing changes."""
+        return as_array([*self._held, range(self.offset, self.offset + l)])
 
     @property
     def seq_len(self) -> int:
@@ -84,15 +102,16 @@ class KVCache:
         """All that makes this cache, to be written somewhere.
 
         Returns:
-            ``(arrays, metadata)``: the live slots as they are stored (rows, or int8 rows and scales), none without
-            live tokens; and ``storage``, ``offset``, ``live_start``, ``held`` (``[start, stop]`` of every run of
-            positions) and ``dtypes`` of keys and values (of the rows given, which int8 storage does not show).
+            ``(arrays, metadata)``: the slots in use as they are stored (rows, or int8 rows and scales), none without
+            any; and ``storage``, ``offset``, ``live_start``, ``held`` (``[start, stop]`` of every run of
+            positions) and ``dtypes`` of keys and values (of the rows given, which int8 storage does not show); of other
+            kinds than this one also ``kind`` and what makes it.
         """
         arrays: dict[str, mx.array] = {}
         dtypes: list[str] = []
-        if self.live_len and self._keys is not None and self._values is not None:
+        if self.held_len and self._keys is not None and self._values is not None:
             for name, side in (("keys", self._keys), ("values", self._values)):
-                arrays |= {f"{name}.{number}": array for number, array in enumerate(side.live(self.live_len))}
+                arrays |= {f"{name}.{number}": array for number, array in enumerate(side.live(self.held_len))}
                 dtypes.append(str(side.dtype).removeprefix("mlx.core."))
         held = [[run.start, run.stop] for run in self._held]
         lengths = {"offset": self.offset, "live_start": self.live_start}
@@ -100,23 +119,37 @@ class KVCache:
 
     @classmethod
     def from_state(cls, arrays: dict[str, mx.array], metadata: dict[str, Any]) -> "KVCache":
-        """Inverse of ``state``; capacity is the least that holds the live slots.
+        """Inverse of ``state``; capacity is the least that holds the slots in use.
 
         Raises ValueError where arrays and metadata do not belong together.
         """
-        cache = cls(metadata["storage"])
+        cache = cls._fresh(metadata)
         cache.offset, cache.live_start = metadata["offset"], metadata["live_start"]
         cache._held = [range(start, stop) for start, stop in metadata["held"]]
         slots = {array.shape[2] for array in arrays.values()} or {0}
-        if slots != {cache.live_len} or sum(map(len, cache._held)) != cache.live_len:
-            raise ValueError(f"arrays of {sorted(slots)} slots for a live length of {cache.live_len}")
+        cache._check_slots(slots)
         if arrays:
             count = 1 if cache.storage == "rows" else 2
             cache._keys, cache._values = (
-                Side.of(cache.storage, getattr(mx, dtype), [arrays[f"{name}.{number}"] for number in range(count)])
+                Side.of(
+                    cache.storage,
+                    getattr(mx, dtype),
+                    [arrays[f"{name}.{number}"] for number in range(count)],
+                    cache._limit,
+                )
                 for name, dtype in zip(("keys", "values"), metadata["dtypes"], strict=True)
             )
         return cache
+
+    @classmethod
+    def _fresh(cls, metadata: dict[str, Any]) -> "KVCache":
+        """An empty cache of the kind that ``state`` described."""
+        return cls(metadata["storage"])
+
+    def _check_slots(self, slots: set[int]) -> None:
+        """Raise ValueError unless arrays of so many slots are those of the positions read."""
+        if slots != {self.live_len} or self.held_len != self.live_len:
+            raise ValueError(f"arrays of {sorted(slots)} slots for a live length of {self.live_len}")
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append n tokens at slots ``[live_len, live_len + n)`` and return all that is held.
@@ -133,6 +166,14 @@ class KVCache:
             ValueError: n is 0 or another axis is empty; keys and values disagree in B or n; B, H, D or the
                 dtype differ from those of existing buffers. The cache is unchanged then.
         """
+        key_side, value_side = self._sides_for(keys, values)
+        at, first = self.held_len, self.offset
+        self.offset += keys.shape[2]
+        self._held = joined([*self._held, range(first, self.offset)])
+        return key_side.append(at, keys), value_side.append(at, values)
+
+    def _sides_for(self, keys: mx.array, values: mx.array) -> tuple[Side, Side]:
+        """The buffers that take these rows; ValueError, and nothing changed, where they cannot."""
         _check_rows("keys", keys, self._keys)
         _check_rows("values", values, self._values)
         if keys.shape[0] != values.shape[0] or keys.shape[2] != values.shape[2]:
@@ -141,20 +182,15 @@ class KVCache:
                 f"n={keys.shape[2]}; values {values.shape} have B={values.shape[0]}, n={values.shape[2]}"
             )
         if self._keys is None or self._values is None:
-            self._keys = Side(self.storage, keys)
-            self._values = Side(self.storage, values)
-        at, first = self.live_len, self.offset
-        self.offset += keys.shape[2]
-        if self._held and self._held[-1].stop == first:
-            first = self._held.pop().start
-        self._held.append(range(first, self.offset))
-        return self._keys.append(at, keys), self._values.append(at, values)
+            self._keys = Side(self.storage, keys, self._limit)
+            self._values = Side(self.storage, values, self._limit)
+        return self._keys, self._values
 
     def rows(self) -> tuple[mx.array, mx.array] | tuple[None, None]:
-        """All that is held, as ``update_and_fetch`` returns it, without appending; (None, None) without buffers."""
+        """All that is held, in the order of ``positions``, without appending; (None, None) without buffers."""
         if self._keys is None or self._values is None:
             return None, None
-        return self._keys.held(self.live_len), self._values.held(self.live_len)
+        return self._keys.held(self.held_len), self._values.held(self.held_len)
 
     def trim_front(self, n: int, keep: int = 0) -> int:
         """Drop the n oldest tokens behind the first ``keep`` slots, and compact the buffers.
@@ -173,17 +209,14 @@ class KVCache:
         Raises:
             ValueError: n or keep is negative.
         """
-        if n < 0:
-            raise ValueError(f"cannot trim {n} tokens from the front: n must be >= 0")
-        if keep < 0:
-            raise ValueError(f"cannot keep {keep} sinks: keep must be >= 0")
+        self.check_trim_front(n, keep)
         live = self.live_len
         n = min(n, live)
         if n == 0:
             return 0
         keep = min(keep, live - n)
         self.live_start += n
-        self._held = _slots(self._held, 0, keep) + _slots(self._held, keep + n, live)
+        self._held = in_slots(self._held, 0, keep) + in_slots(self._held, keep + n, live)
         if n == live:
             self._keys = self._values = None
             return n
@@ -208,23 +241,23 @@ class KVCache:
         Raises:
             ValueError: n is negative.
         """
-        if n < 0:
-            raise ValueError(f"cannot roll back {n} tokens: n must be >= 0")
+        self.check_rollback(n)
         n = min(n, self.live_len)
-        self._held = _slots(self._held, 0, self.live_len - n)
+        self._held = in_slots(self._held, 0, self.live_len - n)
         self.offset -= n
         return n
 
+    def check_trim_front(self, n: int, keep: int = 0) -> None:
+        """Raise what ``trim_front`` would raise, and change nothing: for those who trim several caches or none."""
+        if n < 0:
+            raise ValueError(f"cannot trim {n} tokens from the front: n must be >= 0")
+        if keep < 0:
+            raise ValueError(f"cannot keep {keep} sinks: keep must be >= 0")
 
-def _slots(runs: list[range], first: int, last: int) -> list[range]:
-    """The positions in slots ``[first, last)`` of what ``runs`` hold."""
-    cut = []
-    for run in runs:
-        part = run[max(first, 0) : max(last, 0)]
-        if part:
-            cut.append(part)
-        first, last = first - len(run), last - len(run)
-    return cut
+    def check_rollback(self, n: int) -> None:
+        """Raise what ``rollback`` would raise, and change nothing."""
+        if n < 0:
+            raise ValueError(f"cannot roll back {n} tokens: n must be >= 0")
 
 
 def _check_rows(name: str, rows: mx.array, side: Side | None) -> None:

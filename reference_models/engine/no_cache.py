@@ -6,6 +6,7 @@ import mlx.core as mx
 
 from .int8 import dequantise_rows, quantise_rows
 from .kv_cache import Storage
+from .visibility import EVERYTHING
 
 
 class NoCache:
@@ -18,6 +19,8 @@ class NoCache:
     """
 
     live_start = live_len = 0
+    rule = EVERYTHING
+    positions = mx.zeros((0,), mx.int32)
 
     def __init__(self, offset: int | mx.array = 0, storage: Storage = "rows") -> None:
         """Raises ValueError for an unknown ``storage``."""
@@ -32,3 +35,7 @@ class NoCache:
             return keys, values
         first, second = (dequantise_rows(*quantise_rows(rows), rows.dtype) for rows in (keys, values))
         return first, second
+
+    def key_positions(self, l: int) -> mx.array:
+        """Positions of the l tokens of a forward, int32 ``[l]``: given, or from ``offset`` on."""
+        return self.offset if isinstance(self.offset, mx.array) else mx.arange(self.offset, self.offset + l)

@@ -1,6 +1,6 @@
 """The buffers of one side of a cache: rows, or int8 rows with their scales."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Literal
 
@@ -19,11 +19,14 @@ class Side:
 
     ``arrays`` is ``[rows]`` or ``[q, scales]``, each ``[B, H, capacity, *]``. Every move of slots is a loop
     over all of them, so that scales cannot fall out of step with their rows.
+
+    ``limit``: slots above which the capacity is not rounded up, for caches that seldom need more; None rounds always.
     """
 
-    def __init__(self, storage: Storage, like: mx.array) -> None:
+    def __init__(self, storage: Storage, like: mx.array, limit: int | None = None) -> None:
         batch, heads, _, dim = like.shape
         self.storage = storage
+        self.limit = limit
         self.dtype = like.dtype
         self.bound = (batch, heads, dim)
         layout = [(dim, like.dtype)] if storage == "rows" else [(dim, mx.int8), (1, mx.float16)]
@@ -40,11 +43,11 @@ class Side:
         return twin
 
     @classmethod
-    def of(cls, storage: Storage, dtype: mx.Dtype, arrays: list[mx.array]) -> "Side":
+    def of(cls, storage: Storage, dtype: mx.Dtype, arrays: list[mx.array], limit: int | None = None) -> "Side":
         """A side whose slots are all live: ``arrays`` as ``live`` gives them, with at least one slot, of rows that were
         given in ``dtype``."""
         batch, heads, slots, dim = arrays[0].shape
-        side = cls(storage, mx.zeros((batch, heads, 0, dim), dtype))
+        side = cls(storage, mx.zeros((batch, heads, 0, dim), dtype), limit)
         side.arrays = arrays
         side._reallocate(slots, lambda old: [old])
         mx.eval(side.arrays)  # the file that they come from may be gone by the time that somebody reads them
@@ -65,12 +68,20 @@ class Side:
     def append(self, at: int, rows: mx.array) -> mx.array:
         """Write ``rows`` ``[B, H, n, D]`` from slot ``at`` on; return ``held(at + n)``."""
         end = at + rows.shape[2]
-        if end > self.capacity:
-            self._reallocate(end, lambda old: [old[:, :, :at]])
+        self.reserve(end, at)
+        self.write(at, rows)
+        return self.held(end)
+
+    def reserve(self, slots: int, used: int) -> None:
+        """Make room for ``slots``, of which the first ``used`` are to be kept."""
+        if slots > self.capacity:
+            self._reallocate(slots, lambda old: [old[:, :, :used]])
+
+    def write(self, at: int, rows: mx.array) -> None:
+        """Write ``rows`` ``[B, H, n, D]`` over the slots from ``at`` on, which are allocated."""
         parts = [rows] if self.storage == "rows" else list(quantise_rows(rows))
         for array, part in zip(self.arrays, parts, strict=True):
-            array[:, :, at:end] = part
-        return self.held(end)
+            array[:, :, at : at + rows.shape[2]] = part
 
     def held(self, end: int) -> mx.array:
         """Slots ``[0, end)``, dequantised."""
@@ -79,13 +90,19 @@ class Side:
 
     def drop_slots(self, first: int, last: int, live: int) -> None:
         """Keep slots ``[0, first) ++ [last, live)`` in buffers of the least capacity."""
-        self._reallocate(first + live - last, lambda old: [old[:, :, :first], old[:, :, last:live]])
+        self.take([range(first), range(last, live)])
         # Evaluated now: a lazy copy would hold the old, larger buffer until somebody reads it.
         mx.eval(self.arrays)
+
+    def take(self, slots: Sequence[range]) -> None:
+        """Keep ``slots``, in that order, in buffers of the least capacity."""
+        self._reallocate(sum(map(len, slots)), lambda old: [old[:, :, part.start : part.stop] for part in slots])
 
     def _reallocate(self, slots: int, pieces: Callable[[mx.array], list[mx.array]]) -> None:
         """Move ``pieces`` of every array to new buffers of ``slots`` rounded up to the quantum."""
         capacity = -(-slots // GROWTH) * GROWTH
+        if self.limit is not None:
+            capacity = min(capacity, max(slots, self.limit))
         for index, old in enumerate(self.arrays):
             # Copied into fresh zeros: a slice (or a concatenation of one piece) may be a view that keeps
             # the whole old buffer alive.
