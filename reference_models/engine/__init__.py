@@ -1,6 +1,7 @@
 """The reference engine: KV cache, masks, pool and scheduler that the model families run on."""
 
 from .cache_file import load_caches, save_caches
+from .chunked import ChunkedKVCache
 from .errors import CannotTrim
 from .kv_cache import KVCache
 from .masks import (
@@ -24,6 +25,7 @@ __all__ = [
     "CacheLengths",
     "CachePool",
     "CannotTrim",
+    "ChunkedKVCache",
     "EnforceReport",
     "Event",
     "Forward",
