@@ -18,7 +18,7 @@ from .no_cache import NoCache
 from .pool import CachePool, Owner, TrimReport, UnknownSequence
 from .rotating import RotatingKVCache
 from .scheduler import EnforceReport, Event, Forward, Generation, Scheduler, enforce_max_kv_size
-from .side import Storage
+from .storage import Storage, largest_error
 from .visibility import VisibilityRule
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "chunk_mask",
     "enforce_max_kv_size",
     "key_axis_before",
+    "largest_error",
     "load_caches",
     "mask_for",
     "rotating_mask",

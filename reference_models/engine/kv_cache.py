@@ -1,16 +1,15 @@
 """A KV cache whose front can be trimmed while its offset stays absolute."""
 
 from copy import deepcopy
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import mlx.core as mx
 
 from .runs import as_array, in_slots, joined
-from .side import GROWTH, Side
+from .side import GROWTH, Side, check_rows
 from .side import Storage as Storage
+from .storage import check_dim, check_storage, layout
 from .visibility import EVERYTHING, VisibilityRule
-
-_ROW_DTYPES = (mx.float16, mx.bfloat16, mx.float32)
 
 
 class KVCache:
@@ -24,7 +23,8 @@ class KVCache:
         offset: absolute position of the next token to be written, in tokens; what RoPE reads.
         live_start: absolute position of the first retained key, in tokens (with sinks: the number of
             tokens that front trims removed).
-        storage: "rows" keeps rows as given, "int8" keeps int8 rows and one fp16 scale per row.
+        storage: "rows" keeps rows as given, "int8" keeps int8 rows and one fp16 scale per row, "affine8" and "affine4"
+            what ``mx.quantize`` makes of them.
     """
 
     GROWTH: ClassVar[int] = GROWTH
@@ -33,8 +33,7 @@ class KVCache:
 
     def __init__(self, storage: Storage = "rows") -> None:
         """Make an empty cache without buffers. Raises ValueError for an unknown ``storage``."""
-        if storage not in get_args(Storage):
-            raise ValueError(f"unknown storage {storage!r}: expected one of {get_args(Storage)}")
+        check_storage(storage)
         self.storage: Storage = storage
         self.offset: int = 0
         self.live_start: int = 0
@@ -98,12 +97,31 @@ class KVCache:
         self._held = []
         self._keys = self._values = None
 
+    def to_storage(self, storage: Storage) -> "KVCache":
+        """A cache in the same state that stores what is held, and whatever follows, quantised; this one stays as it is.
+
+        Raises ValueError unless this cache has the storage "rows" and the other is none, and for rows that cannot be
+        stored so.
+        """
+        check_storage(storage)
+        if self.storage != "rows" or storage == "rows":
+            raise ValueError(f"cannot turn {self.storage} into {storage}: rows can be quantised, once, and never back")
+        for name, side in (("keys", self._keys), ("values", self._values)):
+            if side is not None:
+                check_dim(storage, name, side.bound[2])
+        twin = self.copy()
+        twin.storage = storage
+        twin._keys, twin._values = (
+            None if side is None else side.to_storage(storage) for side in (self._keys, self._values)
+        )
+        return twin
+
     def state(self) -> tuple[dict[str, mx.array], dict[str, Any]]:
         """All that makes this cache, to be written somewhere.
 
         Returns:
-            ``(arrays, metadata)``: the slots in use as they are stored (rows, or int8 rows and scales), none without
-            any; and ``storage``, ``offset``, ``live_start``, ``held`` (``[start, stop]`` of every run of
+            ``(arrays, metadata)``: the slots in use as they are stored (rows, or quantised ones and scales), none
+            without any; and ``storage``, ``offset``, ``live_start``, ``held`` (``[start, stop]`` of every run of
             positions) and ``dtypes`` of keys and values (of the rows given, which int8 storage does not show); of other
             kinds than this one also ``kind`` and what makes it.
         """
@@ -129,7 +147,7 @@ class KVCache:
         slots = {array.shape[2] for array in arrays.values()} or {0}
         cache._check_slots(slots)
         if arrays:
-            count = 1 if cache.storage == "rows" else 2
+            count = len(layout(cache.storage, 0, mx.float32))
             cache._keys, cache._values = (
                 Side.of(
                     cache.storage,
@@ -164,7 +182,8 @@ class KVCache:
 
         Raises:
             ValueError: n is 0 or another axis is empty; keys and values disagree in B or n; B, H, D or the
-                dtype differ from those of existing buffers. The cache is unchanged then.
+                dtype differ from those of existing buffers; D is no multiple of the group size of an affine storage.
+                The cache is unchanged then.
         """
         key_side, value_side = self._sides_for(keys, values)
         at, first = self.held_len, self.offset
@@ -174,8 +193,8 @@ class KVCache:
 
     def _sides_for(self, keys: mx.array, values: mx.array) -> tuple[Side, Side]:
         """The buffers that take these rows; ValueError, and nothing changed, where they cannot."""
-        _check_rows("keys", keys, self._keys)
-        _check_rows("values", values, self._values)
+        check_rows("keys", keys, self.storage, self._keys)
+        check_rows("values", values, self.storage, self._values)
         if keys.shape[0] != values.shape[0] or keys.shape[2] != values.shape[2]:
             raise ValueError(
                 f"keys and values disagree in B or n: keys {keys.shape} have B={keys.shape[0]}, "
@@ -258,19 +277,3 @@ class KVCache:
         """Raise what ``rollback`` would raise, and change nothing."""
         if n < 0:
             raise ValueError(f"cannot roll back {n} tokens: n must be >= 0")
-
-
-def _check_rows(name: str, rows: mx.array, side: Side | None) -> None:
-    if rows.ndim != 4:
-        raise ValueError(f"{name} must have 4 axes [B, H, n, D], got shape {rows.shape}")
-    if 0 in rows.shape:
-        raise ValueError(f"{name} {rows.shape} have an empty axis: B, H, n and D must be >= 1")
-    if rows.dtype not in _ROW_DTYPES:
-        raise ValueError(f"{name} are {rows.dtype}: expected float16, bfloat16 or float32")
-    if side is None:
-        return
-    batch, heads, _, dim = rows.shape
-    if (batch, heads, dim) != side.bound:
-        raise ValueError(f"{name} {rows.shape} have (B, H, D) = {(batch, heads, dim)}, the buffers have {side.bound}")
-    if rows.dtype != side.dtype:
-        raise ValueError(f"{name} are {rows.dtype}, the buffers hold {side.dtype}")

@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pytest
 from hypothesis import strategies as st
 
-from reference_models.engine import CannotTrim, KVCache, chunk_mask
+from reference_models.engine import CannotTrim, KVCache, Storage, chunk_mask
+from reference_models.engine.storage import decode, encode
 
 Floats = npt.NDArray[np.float32]
 Sees = Callable[[int, int], bool]
@@ -27,11 +28,27 @@ def fresh_rows(first: int, n: int, heads: int, dim: int) -> Floats:
     return np.asarray(rows * sizes[:, None], dtype=np.float32)
 
 
-def int8_error(rows: Floats) -> Floats:
-    """Half a quantisation step, plus what the rounding of the fp16 scale (half an ulp) can clip away."""
-    exact = np.abs(rows).max(axis=-1, keepdims=True).astype(np.float64) / 127
-    stored = exact.astype(np.float16).astype(np.float64)
-    return np.asarray((stored / 2 + 127 * np.maximum(exact - stored, 0)) * 1.001, dtype=np.float32)
+def error(storage: Storage, rows: Floats) -> npt.NDArray[np.float64]:
+    """What quantisation may cost. int8: half a step, plus what the rounding of the fp16 scale (half an ulp) can clip
+    away; affine: a step."""
+    wide = rows.astype(np.float64)
+    if storage == "int8":
+        exact = np.abs(wide).max(axis=-1, keepdims=True) / 127
+        stored = exact.astype(np.float16).astype(np.float64)
+        return np.asarray((stored / 2 + 127 * np.maximum(exact - stored, 0)) * 1.001)
+    groups = wide.reshape(*rows.shape[:-1], -1, 32)
+    steps = np.ptp(groups, axis=-1, keepdims=True) / {"affine8": 255, "affine4": 15}[storage]
+    return np.asarray(np.broadcast_to(steps * 1.001, groups.shape).reshape(rows.shape))
+
+
+def bytes_per_slot(storage: Storage, dims: tuple[int, int]) -> int:
+    each = {
+        "rows": lambda d: 4 * d,
+        "int8": lambda d: d + 2,
+        "affine8": lambda d: d + d // 4,
+        "affine4": lambda d: d // 2 + d // 4,
+    }[storage]
+    return B * (HK * each(dims[0]) + HV * each(dims[1]))
 
 
 class HeldModel:
@@ -41,10 +58,9 @@ class HeldModel:
     ``sees(q, p)``: the rule, for ``p <= q``. Subclasses say where an append puts its tokens.
     """
 
-    dims = (DK, DV)
-
-    def __init__(self, cache: KVCache, sees: Sees) -> None:
+    def __init__(self, cache: KVCache, sees: Sees, dims: tuple[int, int] | None = None) -> None:
         self.cache, self.sees = cache, sees
+        self.dims = dims or ((32, 64) if cache.storage.startswith("affine") else (DK, DV))
         self.slots: list[int] = []
         self.rows: dict[int, tuple[Floats, Floats]] = {}
         self.offset = self.start = self.written = 0
@@ -120,6 +136,13 @@ class HeldModel:
         arrays, metadata = self.cache.state()
         self.cache = type(self.cache).from_state(arrays, metadata)
 
+    def quantise(self, storage: Storage) -> None:
+        if self.cache.storage != "rows":
+            return
+        source, was = self.cache, told(self.cache)
+        self.cache = source.to_storage(storage)
+        assert told(source) == was and self.cache.capacity == source.capacity
+
     # What must hold.
 
     def check(self) -> None:
@@ -128,6 +151,7 @@ class HeldModel:
         assert cache.positions.tolist() == self.slots and cache.positions.dtype == mx.int32
         assert cache.live_len == sum(self.sees(self.offset, position) for position in self.slots)
         assert cache.capacity <= self.capacity_bound()
+        assert cache.nbytes == cache.capacity * bytes_per_slot(cache.storage, self.dims)
         if self.slots:
             self.check_rows(cache.rows())
 
@@ -135,13 +159,13 @@ class HeldModel:
         for side, read in enumerate(got):
             wanted = np.stack([self.rows[position][side] for position in self.slots], axis=2)
             assert read.shape == wanted.shape
-            if self.cache.storage == "rows":
-                assert np.array(read).tobytes() == wanted.tobytes()
-            else:
-                assert (np.abs(np.array(read) - wanted) <= self.error(wanted)).all()
-
-    def error(self, rows: Floats) -> Floats:
-        return int8_error(rows)
+            storage = self.cache.storage
+            if storage != "rows":
+                assert (np.abs(np.array(read, np.float64) - wanted) <= error(storage, wanted)).all()
+                # A row is stored as if it were alone, so also to the bit, whatever was moved or added since.
+                rows = mx.array(wanted)
+                wanted = np.array(decode(storage, encode(storage, rows), rows.dtype))
+            assert np.array(read).tobytes() == wanted.tobytes()
 
 
 def told(cache: KVCache) -> tuple[Any, ...]:
@@ -150,7 +174,7 @@ def told(cache: KVCache) -> tuple[Any, ...]:
     return cache.storage, cache.offset, cache.live_start, cache.positions.tolist(), rows, cache.capacity
 
 
-def programs(longest: int, trims: bool = True) -> st.SearchStrategy[list[tuple[Any, ...]]]:
+def programs(longest: int, trims: bool = True, quantises: bool = False) -> st.SearchStrategy[list[tuple[Any, ...]]]:
     """Lists of (method, arguments). Single tokens come in rows, so that a ring turns."""
     counts = st.integers(0, longest)
     steps = [
@@ -161,6 +185,8 @@ def programs(longest: int, trims: bool = True) -> st.SearchStrategy[list[tuple[A
     ]
     if trims:
         steps.insert(2, st.tuples(st.just("trim"), counts))
+    if quantises:
+        steps.append(st.tuples(st.just("quantise"), st.sampled_from(("int8", "affine8", "affine4"))))
     return st.lists(st.one_of(steps), min_size=1, max_size=10)
 
 

@@ -17,8 +17,8 @@ both_storages = pytest.mark.parametrize("storage", ["rows", "int8"])
 class ChunkModel(HeldModel):
     cache: ChunkedKVCache
 
-    def __init__(self, chunk: int, storage: Storage = "rows") -> None:
-        super().__init__(ChunkedKVCache(chunk, storage), lambda q, p: p // chunk == q // chunk)
+    def __init__(self, chunk: int, storage: Storage = "rows", dims: tuple[int, int] | None = None) -> None:
+        super().__init__(ChunkedKVCache(chunk, storage), lambda q, p: p // chunk == q // chunk, dims)
         self.chunk, self.longest = chunk, 0
 
     def placed(self, n: int) -> list[int]:
@@ -31,7 +31,7 @@ class ChunkModel(HeldModel):
 
 
 @both_storages
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 9), programs(12))
 def test_any_program_equals_the_list_model(storage: Storage, chunk: int, program: list[tuple[str, int]]) -> None:
     run(ChunkModel(chunk, storage), program)

@@ -19,8 +19,11 @@ both_storages = pytest.mark.parametrize("storage", ["rows", "int8"])
 class RingModel(HeldModel):
     cache: RotatingKVCache
 
-    def __init__(self, window: int, sinks: int = 0, storage: Storage = "rows") -> None:
-        super().__init__(RotatingKVCache(window, sinks, storage), lambda q, p: p < sinks or p > q - (window - sinks))
+    def __init__(
+        self, window: int, sinks: int = 0, storage: Storage = "rows", dims: tuple[int, int] | None = None
+    ) -> None:
+        cache = RotatingKVCache(window, sinks, storage)
+        super().__init__(cache, lambda q, p: p < sinks or p > q - (window - sinks), dims)
         self.window, self.sinks, self.longest = window, sinks, 0
 
     def placed(self, n: int) -> list[int]:
@@ -42,7 +45,7 @@ shapes = st.integers(1, 9).flatmap(lambda window: st.tuples(st.just(window), st.
 
 
 @both_storages
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(shapes, st.data())
 def test_any_program_equals_the_list_model(storage: Storage, shape: tuple[int, int], data: st.DataObject) -> None:
     run(RingModel(*shape, storage), data.draw(programs(12, trims=shape[1] == 0)))
