@@ -1,6 +1,7 @@
 """The reference engine: KV cache, masks, pool and scheduler that the model families run on."""
 
 from .cache_file import load_caches, save_caches
+from .cache_spec import CacheKind, CacheSpec, cache_from_state, make_cache, make_caches
 from .chunked import ChunkedKVCache
 from .errors import CannotTrim
 from .kv_cache import KVCache
@@ -22,8 +23,10 @@ from .storage import Storage, largest_error
 from .visibility import VisibilityRule
 
 __all__ = [
+    "CacheKind",
     "CacheLengths",
     "CachePool",
+    "CacheSpec",
     "CannotTrim",
     "ChunkedKVCache",
     "EnforceReport",
@@ -41,12 +44,15 @@ __all__ = [
     "TrimReport",
     "UnknownSequence",
     "VisibilityRule",
+    "cache_from_state",
     "causal_mask",
     "chunk_mask",
     "enforce_max_kv_size",
     "key_axis_before",
     "largest_error",
     "load_caches",
+    "make_cache",
+    "make_caches",
     "mask_for",
     "rotating_mask",
     "save_caches",

@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from .cache_spec import cache_from_state
 from .kv_cache import KVCache
 
 _KEY = "caches"  # of the metadata of the file: a JSON list, one object per cache
@@ -37,5 +38,5 @@ def load_caches(path: Path) -> list[KVCache]:
     for number, described in enumerate(json.loads(metadata[_KEY])):
         prefix = f"{number}."
         mine = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-        caches.append(KVCache.from_state(mine, described))
+        caches.append(cache_from_state(mine, described))
     return caches

@@ -3,6 +3,7 @@
 from typing import Any
 
 from .ruled import RuledKVCache
+from .runs import found
 from .side import Storage
 from .visibility import VisibilityRule
 
@@ -26,17 +27,12 @@ class RotatingKVCache(RuledKVCache):
         self.window, self.sinks = window, sinks
 
     def _overwritten(self, n: int) -> int | None:
-        # Beside the sinks, positions are consecutive up to the newest. So a full ring holds one key that the next token
-        # does not see: the oldest.
-        if n != 1 or self.held_len != self.window or self.live_len != self.window - 1:
+        if n != 1 or self.held_len != self.window:
             return None
+        # Beside the sinks, positions are consecutive up to the newest. So a full ring holds just one key that the next
+        # token does not see: the oldest.
         oldest = self.offset - (self.window - self.sinks)
-        slot = 0
-        for run in self._held:
-            if oldest in run:
-                return slot + run.index(oldest)
-            slot += len(run)
-        raise AssertionError(f"position {oldest} is not among {self._held}")
+        return next((slot for slot, _ in found(self._held, [range(oldest, oldest + 1)])), None)
 
     @classmethod
     def _fresh(cls, metadata: dict[str, Any]) -> "RotatingKVCache":
