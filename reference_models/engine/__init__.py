@@ -1,5 +1,6 @@
 """The reference engine: KV cache, masks, pool and scheduler that the model families run on."""
 
+from .blocks import BlockPool
 from .cache_file import load_caches, save_caches
 from .cache_spec import CacheKind, CacheSpec, cache_from_state, make_cache, make_caches
 from .chunked import ChunkedKVCache
@@ -16,6 +17,7 @@ from .masks import (
     rotating_mask,
 )
 from .no_cache import NoCache
+from .paged import PagedKVCache
 from .pool import CachePool, Owner, TrimReport, UnknownSequence
 from .rotating import RotatingKVCache
 from .scheduler import EnforceReport, Event, Forward, Generation, Scheduler, enforce_max_kv_size
@@ -23,6 +25,7 @@ from .storage import Storage, largest_error
 from .visibility import VisibilityRule
 
 __all__ = [
+    "BlockPool",
     "CacheKind",
     "CacheLengths",
     "CachePool",
@@ -38,6 +41,7 @@ __all__ = [
     "MaskPolicy",
     "NoCache",
     "Owner",
+    "PagedKVCache",
     "RotatingKVCache",
     "Scheduler",
     "Storage",

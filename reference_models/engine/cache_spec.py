@@ -6,24 +6,28 @@ from typing import Any, Literal, get_args
 
 import mlx.core as mx
 
+from .blocks import BlockPool
 from .chunked import ChunkedKVCache
 from .kv_cache import KVCache
+from .paged import PagedKVCache
 from .rotating import RotatingKVCache
 from .storage import Storage, check_storage
 from .visibility import VisibilityRule
 
-CacheKind = Literal["dense", "rotating", "chunked"]
+CacheKind = Literal["dense", "rotating", "chunked", "paged"]
 
 KINDS: Mapping[CacheKind, type[KVCache]] = {
     "dense": KVCache,
     "rotating": RotatingKVCache,
     "chunked": ChunkedKVCache,
+    "paged": PagedKVCache,
 }
 #: The fields that say something of a kind; the others must be left as they are.
 _FIELDS: Mapping[CacheKind, tuple[str, ...]] = {
     "dense": (),
     "rotating": ("window", "sinks"),
     "chunked": ("chunk",),
+    "paged": ("block",),
 }
 
 
@@ -37,6 +41,7 @@ class CacheSpec:
         window: of a rotating cache; None for the sliding window of the layer, and a dense cache where it has none.
         sinks: of a rotating cache, fewer than its window.
         chunk: of a chunked cache.
+        block: of a paged cache.
     """
 
     kind: CacheKind = "dense"
@@ -44,6 +49,7 @@ class CacheSpec:
     window: int | None = None
     sinks: int = 0
     chunk: int | None = None
+    block: int | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(CacheKind):
@@ -55,12 +61,15 @@ class CacheSpec:
                 raise ValueError(f"{field.name} ({value!r}) says nothing of a {self.kind} cache")
             if type(value) is not int and value != field.default:
                 raise ValueError(f"{field.name} must be a whole number, got {value!r:.60}")
-        if self.kind == "chunked" and self.chunk is None:
-            raise ValueError("chunk is missing: a chunked cache needs it")
+        for name in set(_FIELDS[self.kind]) & {"chunk", "block"}:
+            if getattr(self, name) is None:
+                raise ValueError(f"{name} is missing: a {self.kind} cache needs it")
         if self.sinks < 0:
             raise ValueError(f"sinks must be >= 0, got sinks {self.sinks}")
         if self.window is not None or self.chunk is not None:
             VisibilityRule(self.window, self.sinks, self.chunk)
+        if self.block is not None:
+            BlockPool(self.block)
 
     def to_json(self) -> dict[str, Any]:
         """All that differs from the default, and the kind."""
@@ -81,13 +90,18 @@ class CacheSpec:
 
 
 def make_cache(spec: Storage | CacheSpec = "rows", window: int | None = None) -> KVCache:
-    """An empty cache; a storage alone means a dense one. ``window``: sliding window of the layer, None without one."""
+    """An empty cache; a storage alone means a dense one; a paged one has a pool of its own.
+
+    ``window``: sliding window of the layer, None without one.
+    """
     spec = spec if isinstance(spec, CacheSpec) else CacheSpec(storage=spec)
     window = spec.window or window
     if spec.kind == "rotating" and window is not None:
         return RotatingKVCache(window, spec.sinks, spec.storage)
     if spec.kind == "chunked" and spec.chunk is not None:
         return ChunkedKVCache(spec.chunk, spec.storage)
+    if spec.kind == "paged" and spec.block is not None:
+        return PagedKVCache(BlockPool(spec.block, spec.storage))
     return KVCache(spec.storage)
 
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import mlx.core as mx
 
 from .runs import as_array, in_slots, joined
-from .side import GROWTH, Side, check_rows
+from .side import GROWTH, Side, check_pair
 from .side import Storage as Storage
 from .storage import check_dim, check_storage, layout
 from .visibility import EVERYTHING, VisibilityRule
@@ -103,9 +103,7 @@ class KVCache:
         Raises ValueError unless this cache has the storage "rows" and the other is none, and for rows that cannot be
         stored so.
         """
-        check_storage(storage)
-        if self.storage != "rows" or storage == "rows":
-            raise ValueError(f"cannot turn {self.storage} into {storage}: rows can be quantised, once, and never back")
+        self._check_to_storage(storage)
         for name, side in (("keys", self._keys), ("values", self._values)):
             if side is not None:
                 check_dim(storage, name, side.bound[2])
@@ -115,6 +113,11 @@ class KVCache:
             None if side is None else side.to_storage(storage) for side in (self._keys, self._values)
         )
         return twin
+
+    def _check_to_storage(self, storage: Storage) -> None:
+        check_storage(storage)
+        if self.storage != "rows" or storage == "rows":
+            raise ValueError(f"cannot turn {self.storage} into {storage}: rows can be quantised, once, and never back")
 
     def state(self) -> tuple[dict[str, mx.array], dict[str, Any]]:
         """All that makes this cache, to be written somewhere.
@@ -127,13 +130,12 @@ class KVCache:
         """
         arrays: dict[str, mx.array] = {}
         dtypes: list[str] = []
-        if self.held_len and self._keys is not None and self._values is not None:
-            for name, side in (("keys", self._keys), ("values", self._values)):
-                arrays |= {f"{name}.{number}": array for number, array in enumerate(side.live(self.held_len))}
-                dtypes.append(str(side.dtype).removeprefix("mlx.core."))
+        for name, (stored, dtype) in zip(("keys", "values"), self._stored(), strict=False):
+            arrays |= {f"{name}.{number}": array for number, array in enumerate(stored)}
+            dtypes.append(str(dtype).removeprefix("mlx.core."))
         held = [[run.start, run.stop] for run in self._held]
         lengths = {"offset": self.offset, "live_start": self.live_start}
-        return arrays, {"storage": self.storage, **lengths, "held": held, "dtypes": dtypes}
+        return arrays, {"storage": self.storage, **lengths, "held": held, "dtypes": dtypes, **self._made_by()}
 
     @classmethod
     def from_state(cls, arrays: dict[str, mx.array], metadata: dict[str, Any]) -> "KVCache":
@@ -148,16 +150,26 @@ class KVCache:
         cache._check_slots(slots)
         if arrays:
             count = len(layout(cache.storage, 0, mx.float32))
-            cache._keys, cache._values = (
-                Side.of(
-                    cache.storage,
-                    getattr(mx, dtype),
-                    [arrays[f"{name}.{number}"] for number in range(count)],
-                    cache._limit,
-                )
-                for name, dtype in zip(("keys", "values"), metadata["dtypes"], strict=True)
+            cache._restore(
+                [
+                    ([arrays[f"{name}.{number}"] for number in range(count)], getattr(mx, dtype))
+                    for name, dtype in zip(("keys", "values"), metadata["dtypes"], strict=True)
+                ]
             )
         return cache
+
+    def _stored(self) -> list[tuple[list[mx.array], mx.Dtype]]:
+        """Of keys and values: the slots in use as they are stored, and the dtype of the rows; empty without any."""
+        sides = (self._keys, self._values) if self.held_len else ()
+        return [(side.live(self.held_len), side.dtype) for side in sides if side is not None]
+
+    def _restore(self, stored: list[tuple[list[mx.array], mx.Dtype]]) -> None:
+        """Inverse of ``_stored``, in a cache that already knows its positions."""
+        self._keys, self._values = (Side.of(self.storage, dtype, live, self._limit) for live, dtype in stored)
+
+    def _made_by(self) -> dict[str, Any]:
+        """What ``_fresh`` needs to know beside the storage."""
+        return {}
 
     @classmethod
     def _fresh(cls, metadata: dict[str, Any]) -> "KVCache":
@@ -193,17 +205,11 @@ class KVCache:
 
     def _sides_for(self, keys: mx.array, values: mx.array) -> tuple[Side, Side]:
         """The buffers that take these rows; ValueError, and nothing changed, where they cannot."""
-        check_rows("keys", keys, self.storage, self._keys)
-        check_rows("values", values, self.storage, self._values)
-        if keys.shape[0] != values.shape[0] or keys.shape[2] != values.shape[2]:
-            raise ValueError(
-                f"keys and values disagree in B or n: keys {keys.shape} have B={keys.shape[0]}, "
-                f"n={keys.shape[2]}; values {values.shape} have B={values.shape[0]}, n={values.shape[2]}"
-            )
-        if self._keys is None or self._values is None:
-            self._keys = Side(self.storage, keys, self._limit)
-            self._values = Side(self.storage, values, self._limit)
-        return self._keys, self._values
+        there = None if self._keys is None or self._values is None else (self._keys, self._values)
+        check_pair(keys, values, self.storage, there)
+        sides = there or (Side(self.storage, keys, self._limit), Side(self.storage, values, self._limit))
+        self._keys, self._values = sides
+        return sides
 
     def rows(self) -> tuple[mx.array, mx.array] | tuple[None, None]:
         """All that is held, in the order of ``positions``, without appending; (None, None) without buffers."""
@@ -236,13 +242,16 @@ class KVCache:
         keep = min(keep, live - n)
         self.live_start += n
         self._held = in_slots(self._held, 0, keep) + in_slots(self._held, keep + n, live)
-        if n == live:
-            self._keys = self._values = None
-            return n
-        for side in (self._keys, self._values):
-            assert side is not None  # live_len > 0 implies buffers
-            side.drop_slots(keep, keep + n, live)
+        self._drop(keep, keep + n, live)
         return n
+
+    def _drop(self, first: int, last: int, live: int) -> None:
+        """Keep slots ``[0, first) ++ [last, live)``; where that is nothing, no buffers either."""
+        if last - first == live:
+            self._keys = self._values = None
+        for side in (self._keys, self._values):
+            if side is not None:
+                side.drop_slots(first, last, live)
 
     def rollback(self, n: int) -> int:
         """Drop the n newest tokens: ``offset`` falls, ``live_start`` stays.

@@ -1,7 +1,5 @@
 """What caches that forget by a rule of their own have in common."""
 
-from typing import Any
-
 import mlx.core as mx
 
 from .errors import CannotTrim
@@ -189,11 +187,3 @@ class RuledKVCache(KVCache):
             self.check_rollback(0)
         except CannotTrim as error:
             raise ValueError(f"keys are missing: {error}") from error
-
-    def state(self) -> tuple[dict[str, mx.array], dict[str, Any]]:
-        """As ``KVCache.state``; ``kind`` and what makes this kind stand among the metadata."""
-        arrays, metadata = super().state()
-        return arrays, metadata | self._made_by()
-
-    def _made_by(self) -> dict[str, Any]:
-        raise NotImplementedError

@@ -120,6 +120,17 @@ class Side:
             self.arrays[index] = new
 
 
+def check_pair(keys: mx.array, values: mx.array, storage: Storage, sides: tuple[Side, Side] | None) -> None:
+    """Raise ValueError unless these rows can be appended together to ``sides``, or to new ones of this storage."""
+    check_rows("keys", keys, storage, sides and sides[0])
+    check_rows("values", values, storage, sides and sides[1])
+    if keys.shape[0] != values.shape[0] or keys.shape[2] != values.shape[2]:
+        raise ValueError(
+            f"keys and values disagree in B or n: keys {keys.shape} have B={keys.shape[0]}, "
+            f"n={keys.shape[2]}; values {values.shape} have B={values.shape[0]}, n={values.shape[2]}"
+        )
+
+
 def check_rows(name: str, rows: mx.array, storage: Storage, side: Side | None) -> None:
     """Raise ValueError unless ``rows`` can be appended to ``side``, or to a new one of this storage."""
     if rows.ndim != 4:

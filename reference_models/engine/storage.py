@@ -53,6 +53,10 @@ def encode(storage: Storage, rows: mx.array) -> list[mx.array]:
         return [rows]
     if storage == "int8":
         return list(quantise_rows(rows))
+    if rows.size == 0:  # which mx.quantize does not take
+        return [
+            mx.zeros((*rows.shape[:3], width), dtype) for width, dtype in layout(storage, rows.shape[3], rows.dtype)
+        ]
     return list(mx.quantize(rows, group_size=GROUP, bits=_BITS[storage]))
 
 
@@ -63,6 +67,8 @@ def decode(storage: Storage, arrays: list[mx.array], dtype: mx.Dtype) -> mx.arra
     if storage == "int8":
         return dequantise_rows(arrays[0], arrays[1], dtype)
     packed, scales, biases = arrays
+    if packed.size == 0:
+        return mx.zeros((*packed.shape[:3], dim_of(storage, packed.shape[3])), dtype)
     return mx.dequantize(packed, scales, biases, group_size=GROUP, bits=_BITS[storage])
 
 

@@ -18,6 +18,7 @@ SPECS = (
     CacheSpec("rotating", window=1),
     CacheSpec("rotating", window=6, sinks=2),
     CacheSpec("chunked", chunk=4),
+    CacheSpec("paged", block=4),
     CacheSpec("rotating", window=5, storage="int8"),
 )
 #: Int8 steps that two ways of summing in float32 may round apart; see test_storage for the rows themselves.

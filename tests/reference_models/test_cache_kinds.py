@@ -44,15 +44,15 @@ def test_any_program_equals_one_forward_that_is_told_who_sees_whom(
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
 def test_every_variant_on_every_kind(variant: Variant) -> None:
-    for spec, cut in zip(itertools.islice(SPECS, 4), CUTS, strict=True):
-        assert run(variant, spec, cut).error() <= 1e-5
-        assert run(variant, spec, CUTS[2]).error() <= 1e-5
+    for spec, cut in zip(SPECS, itertools.cycle(CUTS), strict=False):
+        assert run(variant, spec, cut).error() <= TOLERANCE[spec.storage]
+        assert run(variant, spec, CUTS[2]).error() <= TOLERANCE[spec.storage]
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
 def test_what_forgets_nothing_is_the_dense_cache_to_the_bit(variant: Variant) -> None:
     dense = run(variant, CacheSpec(), CUTS[2]).logits
-    for spec in (CacheSpec("rotating", window=21), CacheSpec("chunked", chunk=21)):
+    for spec in (CacheSpec("rotating", window=21), CacheSpec("chunked", chunk=21), CacheSpec("paged", block=3)):
         assert np.array_equal(run(variant, spec, CUTS[2]).logits, dense)
 
 
@@ -97,7 +97,12 @@ WIDE = [_wide(each) for each in VARIANTS if each.name.startswith(PLAIN.get(each.
 @pytest.mark.parametrize("variant", WIDE, ids=name_of)
 @pytest.mark.parametrize(
     "spec",
-    [CacheSpec(), CacheSpec("rotating", window=6, sinks=2), CacheSpec("chunked", chunk=4)],
+    [
+        CacheSpec(),
+        CacheSpec("rotating", window=6, sinks=2),
+        CacheSpec("chunked", chunk=4),
+        CacheSpec("paged", block=4),
+    ],
     ids=lambda spec: spec.kind,
 )
 def test_affine_rows_under_every_kind(variant: Variant, spec: CacheSpec) -> None:

@@ -13,6 +13,7 @@ from reference_models.engine import (
     CacheSpec,
     ChunkedKVCache,
     KVCache,
+    PagedKVCache,
     RotatingKVCache,
     load_caches,
     make_cache,
@@ -30,6 +31,8 @@ SPECS = [
     CacheSpec("rotating", sinks=2),
     CacheSpec("chunked", chunk=3),
     CacheSpec("chunked", "affine8", chunk=3),
+    CacheSpec("paged", block=4),
+    CacheSpec("paged", "affine4", block=16),
 ]
 
 
@@ -51,6 +54,9 @@ def test_a_spec_goes_through_json(spec: CacheSpec) -> None:
         ({"kind": "chunked", "chunk": 3, "window": 3}, "window .3. says nothing of a chunked cache"),
         ({"kind": "chunked"}, "chunk is missing"),
         ({"kind": "chunked", "chunk": 0}, "chunk 0"),
+        ({"kind": "paged"}, "block is missing"),
+        ({"kind": "paged", "block": 0}, "block 0"),
+        ({"kind": "paged", "block": 4, "window": 4}, "window .4. says nothing of a paged cache"),
         ({"kind": "rotating", "window": 0}, "window 0"),
         ({"kind": "rotating", "window": 2.0}, "window must be a whole number, got 2.0"),
         ({"kind": "rotating", "window": True}, "window must be a whole number, got True"),
@@ -79,6 +85,9 @@ def test_make_cache_makes_what_was_said() -> None:
     assert isinstance(ring, RotatingKVCache) and (ring.window, ring.sinks, ring.storage) == (4, 3, "int8")
     chunked = make_cache(SPECS[7], window=9)
     assert isinstance(chunked, ChunkedKVCache) and (chunked.chunk, chunked.storage) == (3, "affine8")
+    paged, other = make_cache(SPECS[8]), make_cache(SPECS[8])
+    assert isinstance(paged, PagedKVCache) and isinstance(other, PagedKVCache)
+    assert (paged.pool.block, paged.storage) == (4, "rows") and paged.pool is not other.pool
     with pytest.raises(ValueError, match="unknown storage"):
         make_cache("int4")  # type: ignore[arg-type]
 

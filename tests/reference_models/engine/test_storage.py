@@ -143,6 +143,23 @@ def test_the_layout_is_what_is_made(storage: Storage) -> None:
         assert [(array.shape[3], array.dtype) for array in made] == layout(storage, 96, dtype)
         assert dim_of(storage, made[0].shape[3]) == 96
         assert decode(storage, made, dtype).dtype == dtype
+        none = encode(storage, mx.ones((1, 2, 0, 96), dtype))
+        assert [(array.shape[2:], array.dtype) for array in none] == [
+            ((0, w), d) for w, d in layout(storage, 96, dtype)
+        ]
+        assert decode(storage, none, dtype).shape == (1, 2, 0, 96)
+
+
+@pytest.mark.parametrize("storage", QUANTISED)
+def test_buffers_without_a_token_in_use(storage: Storage) -> None:
+    """Behind a rollback of everything the buffers are still there."""
+    cache = KVCache()
+    cache.update_and_fetch(mx.ones((1, 1, 3, 32)), mx.ones((1, 1, 3, 32)))
+    cache.rollback(3)
+    later = cache.to_storage(storage)
+    keys, _ = later.rows()
+    assert keys is not None and keys.shape == (1, 1, 0, 32)
+    assert later.update_and_fetch(mx.ones((1, 1, 1, 32)), mx.ones((1, 1, 1, 32)))[0].shape == (1, 1, 1, 32)
 
 
 @st.composite
