@@ -78,20 +78,24 @@ def test_a_model_without_windows_has_none_to_give() -> None:
         built(VARIANTS[0]).make_caches(CacheSpec("rotating"))
 
 
-def _wide(variant: Variant) -> Variant:
-    """The same family with heads that groups of 32 divide."""
-    changes: dict[str, dict[str, Any]] = {
-        "mistral4": {"kv_lora_rank": 32, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32},
-        "nemotron_nas": {"hidden_size": 128},
-        "qwen2_vl": {"hidden_size": 128, "rope_scaling": rope.MRopeScaling((6, 5, 5))},
-        "qwen3_vl": {"head_dim": 32, "rope_scaling": rope.MRopeScaling((6, 5, 5), mrope_interleaved=True)},
-    }
-    changes["qwen3_vl_moe"] = changes["qwen3_vl"]
-    return replace(variant, config=replace(variant.config, **changes[variant.family]))
-
-
-PLAIN = {"mistral4": "experts", "nemotron_nas": "different-groups"}
-WIDE = [_wide(each) for each in VARIANTS if each.name.startswith(PLAIN.get(each.family, "plain"))]
+_QWEN3 = {"head_dim": 32, "rope_scaling": rope.MRopeScaling((6, 5, 5), mrope_interleaved=True)}
+#: Of every family a variant, and what gives it heads that groups of 32 divide.
+CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral4": (
+        "experts",
+        {"kv_lora_rank": 32, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32},
+    ),
+    "nemotron_nas": ("different-groups", {"hidden_size": 128}),
+    "qwen2_vl": ("plain", {"hidden_size": 128, "rope_scaling": rope.MRopeScaling((6, 5, 5))}),
+    "qwen3_vl": ("plain", _QWEN3),
+    "qwen3_vl_moe": ("plain", _QWEN3),
+}
+WIDE = [
+    replace(variant, config=replace(variant.config, **changes))
+    for family, (name, changes) in CHANGES.items()
+    for variant in registry.variants(family)
+    if variant.name.startswith(name)
+]
 
 
 @pytest.mark.parametrize("variant", WIDE, ids=name_of)
