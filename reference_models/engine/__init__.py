@@ -1,4 +1,4 @@
-"""The reference engine: KV cache, masks, pool and scheduler that the model families run on."""
+"""The reference engine: KV caches of several kinds, masks, pool and scheduler that the model families run on."""
 
 from .blocks import BlockPool
 from .cache_file import load_caches, save_caches

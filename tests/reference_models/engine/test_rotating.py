@@ -93,6 +93,14 @@ def test_a_long_prompt_leaves_no_memory_behind() -> None:
     assert cache.capacity == 1000
     filled(cache, 2)
     assert cache.capacity == 9
+    cache = RotatingKVCache(8)
+    long = mx.ones((1, 2, 3000, 64))
+    mx.eval(cache.update_and_fetch(long, -long))
+    del long
+    before, active = cache.nbytes, mx.get_active_memory()
+    mx.eval(cache.update_and_fetch(mx.ones((1, 2, 1, 64)), mx.ones((1, 2, 1, 64))))
+    assert cache.nbytes < before / 300
+    assert active - mx.get_active_memory() > 0.9 * before, "the old buffer is still alive"
     cache = filled(RotatingKVCache(300), 1)
     assert cache.capacity == 256
     filled(cache, *[1] * 299)
@@ -125,6 +133,21 @@ def test_a_rollback_is_allowed_while_what_it_needs_is_held() -> None:
     assert ring.rollback(8) == 8 and (ring.offset, ring.held_len) == (0, 0)  # a fresh sequence needs nothing
     chunk = filled(RotatingKVCache(6), 3, 10)  # 0..12 are all still there
     assert chunk.held_len == 13 and chunk.rollback(6) == 6 and chunk.offset == 7
+
+
+@both_storages
+@pytest.mark.parametrize("sinks", [0, 2])
+@pytest.mark.parametrize("turned", range(7, 12))
+def test_a_rollback_in_a_turned_ring_moves_the_rows_in_order(storage: Storage, sinks: int, turned: int) -> None:
+    model = RingModel(6, sinks, storage)
+    for _ in range(turned):
+        model.append(1)
+    model.rollback(1)
+    model.check()
+    assert model.offset == turned - 1 and model.slots == sorted(model.slots)
+    for n in (1, 1, 2, 1):
+        model.append(n)
+        model.check()
 
 
 def test_a_rollback_may_reach_into_the_sinks() -> None:

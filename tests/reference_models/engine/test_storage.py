@@ -89,6 +89,18 @@ def test_what_was_quantised_later_is_what_was_quantised_at_once(storage: Storage
     assert (empty.storage, empty.held_len, empty.capacity) == (storage, 0, 0)
 
 
+@pytest.mark.parametrize("storage", QUANTISED)
+def test_the_memory_of_the_rows_is_given_back(storage: Storage) -> None:
+    rows = mx.ones((1, 2, 4096, 64))
+    cache = KVCache()
+    mx.eval(cache.update_and_fetch(rows, -rows))
+    del rows
+    before, active = cache.nbytes, mx.get_active_memory()
+    cache = cache.to_storage(storage)
+    assert cache.nbytes < 0.32 * before
+    assert active - mx.get_active_memory() > 0.9 * (before - cache.nbytes), "the rows are still alive"
+
+
 def test_only_rows_are_quantised_and_only_to_something() -> None:
     rows = mx.ones((1, 1, 2, 32))
     for source in STORAGES:
