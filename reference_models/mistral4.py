@@ -18,7 +18,7 @@ import mlx.core as mx
 from mlx import nn
 
 from reference_models import layers, moe, rope
-from reference_models.engine import masks
+from reference_models.engine import CacheSpec, make_caches, masks
 from reference_models.engine.batch_cache import Cache
 from reference_models.engine.kv_cache import KVCache, Storage
 
@@ -219,9 +219,9 @@ class Model(nn.Module):
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(hidden, config.vocab_size, bias=False)
 
-    def make_caches(self, storage: Storage = "rows") -> list[KVCache]:
+    def make_caches(self, storage: Storage | CacheSpec = "rows") -> list[KVCache]:
         """Empty caches, one per attention layer."""
-        return [KVCache(storage) for _ in self.attention_layers]
+        return make_caches(storage, [None] * len(self.attention_layers))
 
     def __call__(
         self,

@@ -12,7 +12,7 @@ from mlx import nn
 
 from reference_models import layers, prompt_rows, rope
 from reference_models import prompt as prompts
-from reference_models.engine import masks
+from reference_models.engine import CacheSpec, make_caches, masks
 from reference_models.engine.batch_cache import BatchKVCache, Cache
 from reference_models.engine.kv_cache import KVCache, Storage
 
@@ -43,9 +43,9 @@ class MRopeDecoder(nn.Module):
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
-    def make_caches(self, storage: Storage = "rows") -> list[KVCache]:
+    def make_caches(self, storage: Storage | CacheSpec = "rows") -> list[KVCache]:
         """Empty caches, one per attention layer."""
-        return [KVCache(storage) for _ in self.attention_layers]
+        return make_caches(storage, self.windows)
 
     def read(self, tokens: mx.array, images: prompts.Images | None = None) -> prompts.Prompt:
         """What forwards over the prompt ``tokens [1, S]`` need of it and of its images. Raises ValueError."""

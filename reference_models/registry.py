@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast, get_args
 import mlx.core as mx
 
 from reference_models.engine.batch_cache import Cache
+from reference_models.engine.cache_spec import CacheSpec
 from reference_models.engine.kv_cache import KVCache, Storage
 from reference_models.engine.masks import MaskPolicy
 from reference_models.mistral4 import CacheForm
@@ -52,7 +53,7 @@ class ReferenceModel(Protocol):
     """Model layer of every attention call, in call order, and so of every cache. A model with sliding windows also has
     ``windows``, as long: how many keys a token sees there, its own included, None for all."""
 
-    def make_caches(self, storage: Storage = "rows") -> list[KVCache]:
+    def make_caches(self, storage: Storage | CacheSpec = "rows") -> list[KVCache]:
         """Empty caches, one per attention layer."""
 
     def __call__(self, tokens: mx.array, caches: Sequence[Cache], mask_policy: MaskPolicy = "live") -> mx.array:

@@ -1,10 +1,14 @@
-"""The reference engine: KV cache, masks, pool and scheduler that the model families run on."""
+"""The reference engine: KV caches of several kinds, masks, pool and scheduler that the model families run on."""
 
 from .batch_cache import BatchKVCache
 from .batch_masks import batch_mask
 from .batch_pool import BatchPool
 from .batch_rows import BatchLengths
+from .blocks import BlockPool
 from .cache_file import load_caches, save_caches
+from .cache_spec import CacheKind, CacheSpec, cache_from_state, make_cache, make_caches
+from .chunked import ChunkedKVCache
+from .errors import CannotTrim
 from .kv_cache import KVCache
 from .masks import (
     CacheLengths,
@@ -17,16 +21,24 @@ from .masks import (
     rotating_mask,
 )
 from .no_cache import NoCache
+from .paged import PagedKVCache
 from .pool import CachePool, Owner, TrimReport, UnknownSequence
+from .rotating import RotatingKVCache
 from .scheduler import EnforceReport, Event, Forward, Generation, Scheduler, enforce_max_kv_size
-from .side import Storage
+from .storage import Storage, largest_error
+from .visibility import VisibilityRule
 
 __all__ = [
     "BatchKVCache",
     "BatchLengths",
     "BatchPool",
+    "BlockPool",
+    "CacheKind",
     "CacheLengths",
     "CachePool",
+    "CacheSpec",
+    "CannotTrim",
+    "ChunkedKVCache",
     "EnforceReport",
     "Event",
     "Forward",
@@ -36,16 +48,23 @@ __all__ = [
     "MaskPolicy",
     "NoCache",
     "Owner",
+    "PagedKVCache",
+    "RotatingKVCache",
     "Scheduler",
     "Storage",
     "TrimReport",
     "UnknownSequence",
+    "VisibilityRule",
     "batch_mask",
+    "cache_from_state",
     "causal_mask",
     "chunk_mask",
     "enforce_max_kv_size",
     "key_axis_before",
+    "largest_error",
     "load_caches",
+    "make_cache",
+    "make_caches",
     "mask_for",
     "rotating_mask",
     "save_caches",

@@ -8,8 +8,8 @@ import mlx.core as mx
 
 from .batch_moves import gathered, stacked
 from .batch_rows import BatchLengths, Row, one_each
-from .kv_cache import KVCache, _check_rows
-from .side import Side, Storage
+from .kv_cache import KVCache
+from .side import Side, Storage, check_rows
 
 
 class BatchKVCache(BatchLengths):
@@ -91,8 +91,8 @@ class BatchKVCache(BatchLengths):
         Raises:
             ValueError: as ``KVCache.update_and_fetch``; B is not the number of rows; n is less than a prepared length.
         """
-        _check_rows("keys", keys, self._keys)
-        _check_rows("values", values, self._values)
+        check_rows("keys", keys, self.storage, self._keys)
+        check_rows("values", values, self.storage, self._values)
         n = keys.shape[2]
         if values.shape[2] != n:
             raise ValueError(f"keys and values disagree in n: {n} and {values.shape[2]}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .kv_cache import _slots
+from .runs import in_slots
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Row:
     def trimmed(self, n: int, keep: int) -> tuple["Row", list[range]]:
         """The row without the n tokens behind its first ``keep``, both in range, and the live slots that it kept."""
         slots = [range(keep), range(keep + n, self.live_len)]
-        held = tuple(run for part in slots for run in _slots(list(self.held), part.start, part.stop))
+        held = tuple(run for part in slots for run in in_slots(self.held, part.start, part.stop))
         return Row(self.offset, self.live_start + n, held), slots
 
     def rolled_back(self, n: int) -> "Row":
         """The row without its n newest tokens, n in range."""
-        return Row(self.offset - n, self.live_start, tuple(_slots(list(self.held), 0, self.live_len - n)))
+        return Row(self.offset - n, self.live_start, tuple(in_slots(self.held, 0, self.live_len - n)))
 
     def told(self) -> dict[str, Any]:
         """As JSON: ``offset``, ``live_start``, ``held`` (``[start, stop]`` of every run)."""

@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from .batch_cache import BatchKVCache
+from .cache_spec import cache_from_state
 from .kv_cache import KVCache
 
 _KEY = "caches"  # of the metadata of the file: a JSON list, one object per cache
@@ -38,6 +39,6 @@ def load_caches(path: Path) -> list[Any]:
     for number, described in enumerate(json.loads(metadata[_KEY])):
         prefix = f"{number}."
         mine = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-        kind = BatchKVCache if described.get("kind") == "batch" else KVCache
-        caches.append(kind.from_state(mine, described))
+        make = BatchKVCache.from_state if described.get("kind") == "batch" else cache_from_state
+        caches.append(make(mine, described))
     return caches

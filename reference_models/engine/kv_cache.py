@@ -1,14 +1,15 @@
 """A KV cache whose front can be trimmed while its offset stays absolute."""
 
 from copy import deepcopy
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import mlx.core as mx
 
-from .side import GROWTH, Side
+from .runs import as_array, in_slots, joined
+from .side import GROWTH, Side, check_pair
 from .side import Storage as Storage
-
-_ROW_DTYPES = (mx.float16, mx.bfloat16, mx.float32)
+from .storage import check_dim, check_storage, layout
+from .visibility import EVERYTHING, VisibilityRule
 
 
 class KVCache:
@@ -22,16 +23,17 @@ class KVCache:
         offset: absolute position of the next token to be written, in tokens; what RoPE reads.
         live_start: absolute position of the first retained key, in tokens (with sinks: the number of
             tokens that front trims removed).
-        storage: "rows" keeps rows as given, "int8" keeps int8 rows and one fp16 scale per row.
+        storage: "rows" keeps rows as given, "int8" keeps int8 rows and one fp16 scale per row, "affine8" and "affine4"
+            what ``mx.quantize`` makes of them.
     """
 
     GROWTH: ClassVar[int] = GROWTH
     """Quantum of the allocation, in slots."""
+    _limit: int | None = None  # see Side
 
     def __init__(self, storage: Storage = "rows") -> None:
         """Make an empty cache without buffers. Raises ValueError for an unknown ``storage``."""
-        if storage not in get_args(Storage):
-            raise ValueError(f"unknown storage {storage!r}: expected one of {get_args(Storage)}")
+        check_storage(storage)
         self.storage: Storage = storage
         self.offset: int = 0
         self.live_start: int = 0
@@ -41,14 +43,29 @@ class KVCache:
 
     @property
     def live_len(self) -> int:
-        """Number of keys held, in tokens."""
+        """Number of keys held, in tokens. Of every kind of cache: of the keys held that the next token will see,
+        without its own; an append of l tokens returns ``live_len + l`` keys."""
         return self.offset - self.live_start
 
     @property
+    def held_len(self) -> int:
+        """Number of slots in use: ``live_len`` here; a cache with a rule of its own may hold more than is seen."""
+        return sum(map(len, self._held))
+
+    @property
+    def rule(self) -> VisibilityRule:
+        """What a query sees of the keys that ``update_and_fetch`` returns: here everything up to itself."""
+        return EVERYTHING
+
+    @property
     def positions(self) -> mx.array:
-        """Absolute positions of the keys held, in slot order: int32 ``[live_len]``, strictly ascending."""
-        runs = [mx.arange(run.start, run.stop, dtype=mx.int32) for run in self._held]
-        return mx.concatenate(runs) if runs else mx.zeros((0,), mx.int32)
+        """Absolute positions of the keys held, in slot order: int32 ``[held_len]``, here strictly ascending."""
+        return as_array(self._held)
+
+    def key_positions(self, l: int) -> mx.array:
+        """Positions of all keys, in the order in which ``update_and_fetch`` of l tokens would return them now: int32
+        ``[live_len + l]``. Nothing changes."""
+        return as_array([*self._held, range(self.offset, self.offset + l)])
 
     @property
     def seq_len(self) -> int:
@@ -80,43 +97,89 @@ class KVCache:
         self._held = []
         self._keys = self._values = None
 
+    def to_storage(self, storage: Storage) -> "KVCache":
+        """A cache in the same state that stores what is held, and whatever follows, quantised; this one stays as it is.
+
+        Raises ValueError unless this cache has the storage "rows" and the other is none, and for rows that cannot be
+        stored so.
+        """
+        self._check_to_storage(storage)
+        for name, side in (("keys", self._keys), ("values", self._values)):
+            if side is not None:
+                check_dim(storage, name, side.bound[2])
+        twin = self.copy()
+        twin.storage = storage
+        twin._keys, twin._values = (
+            None if side is None else side.to_storage(storage) for side in (self._keys, self._values)
+        )
+        return twin
+
+    def _check_to_storage(self, storage: Storage) -> None:
+        check_storage(storage)
+        if self.storage != "rows" or storage == "rows":
+            raise ValueError(f"cannot turn {self.storage} into {storage}: rows can be quantised, once, and never back")
+
     def state(self) -> tuple[dict[str, mx.array], dict[str, Any]]:
         """All that makes this cache, to be written somewhere.
 
         Returns:
-            ``(arrays, metadata)``: the live slots as they are stored (rows, or int8 rows and scales), none without
-            live tokens; and ``storage``, ``offset``, ``live_start``, ``held`` (``[start, stop]`` of every run of
-            positions) and ``dtypes`` of keys and values (of the rows given, which int8 storage does not show).
+            ``(arrays, metadata)``: the slots in use as they are stored (rows, or quantised ones and scales), none
+            without any; and ``storage``, ``offset``, ``live_start``, ``held`` (``[start, stop]`` of every run of
+            positions) and ``dtypes`` of keys and values (of the rows given, which int8 storage does not show); of other
+            kinds than this one also ``kind`` and what makes it.
         """
         arrays: dict[str, mx.array] = {}
         dtypes: list[str] = []
-        if self.live_len and self._keys is not None and self._values is not None:
-            for name, side in (("keys", self._keys), ("values", self._values)):
-                arrays |= {f"{name}.{number}": array for number, array in enumerate(side.live(self.live_len))}
-                dtypes.append(str(side.dtype).removeprefix("mlx.core."))
+        for name, (stored, dtype) in zip(("keys", "values"), self._stored(), strict=False):
+            arrays |= {f"{name}.{number}": array for number, array in enumerate(stored)}
+            dtypes.append(str(dtype).removeprefix("mlx.core."))
         held = [[run.start, run.stop] for run in self._held]
         lengths = {"offset": self.offset, "live_start": self.live_start}
-        return arrays, {"storage": self.storage, **lengths, "held": held, "dtypes": dtypes}
+        return arrays, {"storage": self.storage, **lengths, "held": held, "dtypes": dtypes, **self._made_by()}
 
     @classmethod
     def from_state(cls, arrays: dict[str, mx.array], metadata: dict[str, Any]) -> "KVCache":
-        """Inverse of ``state``; capacity is the least that holds the live slots.
+        """Inverse of ``state``; capacity is the least that holds the slots in use.
 
         Raises ValueError where arrays and metadata do not belong together.
         """
-        cache = cls(metadata["storage"])
+        cache = cls._fresh(metadata)
         cache.offset, cache.live_start = metadata["offset"], metadata["live_start"]
         cache._held = [range(start, stop) for start, stop in metadata["held"]]
         slots = {array.shape[2] for array in arrays.values()} or {0}
-        if slots != {cache.live_len} or sum(map(len, cache._held)) != cache.live_len:
-            raise ValueError(f"arrays of {sorted(slots)} slots for a live length of {cache.live_len}")
+        cache._check_slots(slots)
         if arrays:
-            count = 1 if cache.storage == "rows" else 2
-            cache._keys, cache._values = (
-                Side.of(cache.storage, getattr(mx, dtype), [arrays[f"{name}.{number}"] for number in range(count)])
-                for name, dtype in zip(("keys", "values"), metadata["dtypes"], strict=True)
+            count = len(layout(cache.storage, 0, mx.float32))
+            cache._restore(
+                [
+                    ([arrays[f"{name}.{number}"] for number in range(count)], getattr(mx, dtype))
+                    for name, dtype in zip(("keys", "values"), metadata["dtypes"], strict=True)
+                ]
             )
         return cache
+
+    def _stored(self) -> list[tuple[list[mx.array], mx.Dtype]]:
+        """Of keys and values: the slots in use as they are stored, and the dtype of the rows; empty without any."""
+        sides = (self._keys, self._values) if self.held_len else ()
+        return [(side.live(self.held_len), side.dtype) for side in sides if side is not None]
+
+    def _restore(self, stored: list[tuple[list[mx.array], mx.Dtype]]) -> None:
+        """Inverse of ``_stored``, in a cache that already knows its positions."""
+        self._keys, self._values = (Side.of(self.storage, dtype, live, self._limit) for live, dtype in stored)
+
+    def _made_by(self) -> dict[str, Any]:
+        """What ``_fresh`` needs to know beside the storage."""
+        return {}
+
+    @classmethod
+    def _fresh(cls, metadata: dict[str, Any]) -> "KVCache":
+        """An empty cache of the kind that ``state`` described."""
+        return cls(metadata["storage"])
+
+    def _check_slots(self, slots: set[int]) -> None:
+        """Raise ValueError unless arrays of so many slots are those of the positions read."""
+        if slots != {self.live_len} or self.held_len != self.live_len:
+            raise ValueError(f"arrays of {sorted(slots)} slots for a live length of {self.live_len}")
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append n tokens at slots ``[live_len, live_len + n)`` and return all that is held.
@@ -131,30 +194,28 @@ class KVCache:
 
         Raises:
             ValueError: n is 0 or another axis is empty; keys and values disagree in B or n; B, H, D or the
-                dtype differ from those of existing buffers. The cache is unchanged then.
+                dtype differ from those of existing buffers; D is no multiple of the group size of an affine storage.
+                The cache is unchanged then.
         """
-        _check_rows("keys", keys, self._keys)
-        _check_rows("values", values, self._values)
-        if keys.shape[0] != values.shape[0] or keys.shape[2] != values.shape[2]:
-            raise ValueError(
-                f"keys and values disagree in B or n: keys {keys.shape} have B={keys.shape[0]}, "
-                f"n={keys.shape[2]}; values {values.shape} have B={values.shape[0]}, n={values.shape[2]}"
-            )
-        if self._keys is None or self._values is None:
-            self._keys = Side(self.storage, keys)
-            self._values = Side(self.storage, values)
-        at, first = self.live_len, self.offset
+        key_side, value_side = self._sides_for(keys, values)
+        at, first = self.held_len, self.offset
         self.offset += keys.shape[2]
-        if self._held and self._held[-1].stop == first:
-            first = self._held.pop().start
-        self._held.append(range(first, self.offset))
-        return self._keys.append(at, keys), self._values.append(at, values)
+        self._held = joined([*self._held, range(first, self.offset)])
+        return key_side.append(at, keys), value_side.append(at, values)
+
+    def _sides_for(self, keys: mx.array, values: mx.array) -> tuple[Side, Side]:
+        """The buffers that take these rows; ValueError, and nothing changed, where they cannot."""
+        there = None if self._keys is None or self._values is None else (self._keys, self._values)
+        check_pair(keys, values, self.storage, there)
+        sides = there or (Side(self.storage, keys, self._limit), Side(self.storage, values, self._limit))
+        self._keys, self._values = sides
+        return sides
 
     def rows(self) -> tuple[mx.array, mx.array] | tuple[None, None]:
-        """All that is held, as ``update_and_fetch`` returns it, without appending; (None, None) without buffers."""
+        """All that is held, in the order of ``positions``, without appending; (None, None) without buffers."""
         if self._keys is None or self._values is None:
             return None, None
-        return self._keys.held(self.live_len), self._values.held(self.live_len)
+        return self._keys.held(self.held_len), self._values.held(self.held_len)
 
     def trim_front(self, n: int, keep: int = 0) -> int:
         """Drop the n oldest tokens behind the first ``keep`` slots, and compact the buffers.
@@ -173,24 +234,24 @@ class KVCache:
         Raises:
             ValueError: n or keep is negative.
         """
-        if n < 0:
-            raise ValueError(f"cannot trim {n} tokens from the front: n must be >= 0")
-        if keep < 0:
-            raise ValueError(f"cannot keep {keep} sinks: keep must be >= 0")
+        self.check_trim_front(n, keep)
         live = self.live_len
         n = min(n, live)
         if n == 0:
             return 0
         keep = min(keep, live - n)
         self.live_start += n
-        self._held = _slots(self._held, 0, keep) + _slots(self._held, keep + n, live)
-        if n == live:
-            self._keys = self._values = None
-            return n
-        for side in (self._keys, self._values):
-            assert side is not None  # live_len > 0 implies buffers
-            side.drop_slots(keep, keep + n, live)
+        self._held = in_slots(self._held, 0, keep) + in_slots(self._held, keep + n, live)
+        self._drop(keep, keep + n, live)
         return n
+
+    def _drop(self, first: int, last: int, live: int) -> None:
+        """Keep slots ``[0, first) ++ [last, live)``; where that is nothing, no buffers either."""
+        if last - first == live:
+            self._keys = self._values = None
+        for side in (self._keys, self._values):
+            if side is not None:
+                side.drop_slots(first, last, live)
 
     def rollback(self, n: int) -> int:
         """Drop the n newest tokens: ``offset`` falls, ``live_start`` stays.
@@ -208,36 +269,20 @@ class KVCache:
         Raises:
             ValueError: n is negative.
         """
-        if n < 0:
-            raise ValueError(f"cannot roll back {n} tokens: n must be >= 0")
+        self.check_rollback(n)
         n = min(n, self.live_len)
-        self._held = _slots(self._held, 0, self.live_len - n)
+        self._held = in_slots(self._held, 0, self.live_len - n)
         self.offset -= n
         return n
 
+    def check_trim_front(self, n: int, keep: int = 0) -> None:
+        """Raise what ``trim_front`` would raise, and change nothing: for those who trim several caches or none."""
+        if n < 0:
+            raise ValueError(f"cannot trim {n} tokens from the front: n must be >= 0")
+        if keep < 0:
+            raise ValueError(f"cannot keep {keep} sinks: keep must be >= 0")
 
-def _slots(runs: list[range], first: int, last: int) -> list[range]:
-    """The positions in slots ``[first, last)`` of what ``runs`` hold."""
-    cut = []
-    for run in runs:
-        part = run[max(first, 0) : max(last, 0)]
-        if part:
-            cut.append(part)
-        first, last = first - len(run), last - len(run)
-    return cut
-
-
-def _check_rows(name: str, rows: mx.array, side: Side | None) -> None:
-    if rows.ndim != 4:
-        raise ValueError(f"{name} must have 4 axes [B, H, n, D], got shape {rows.shape}")
-    if 0 in rows.shape:
-        raise ValueError(f"{name} {rows.shape} have an empty axis: B, H, n and D must be >= 1")
-    if rows.dtype not in _ROW_DTYPES:
-        raise ValueError(f"{name} are {rows.dtype}: expected float16, bfloat16 or float32")
-    if side is None:
-        return
-    batch, heads, _, dim = rows.shape
-    if (batch, heads, dim) != side.bound:
-        raise ValueError(f"{name} {rows.shape} have (B, H, D) = {(batch, heads, dim)}, the buffers have {side.bound}")
-    if rows.dtype != side.dtype:
-        raise ValueError(f"{name} are {rows.dtype}, the buffers hold {side.dtype}")
+    def check_rollback(self, n: int) -> None:
+        """Raise what ``rollback`` would raise, and change nothing."""
+        if n < 0:
+            raise ValueError(f"cannot roll back {n} tokens: n must be >= 0")

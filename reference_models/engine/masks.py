@@ -7,6 +7,7 @@ import mlx.core as mx
 
 from .batch_masks import batch_mask
 from .batch_rows import BatchLengths
+from .visibility import EVERYTHING, VisibilityRule
 
 MaskPolicy = Literal["live", "offset"]
 """Where a model takes the key axis from: "live" is right, "offset" is the historic bug."""
@@ -25,11 +26,19 @@ class CacheLengths(Protocol):
 
     @property
     def live_len(self) -> int:
-        """Number of keys held."""
+        """Number of keys that the next append will return besides the new ones."""
 
     @property
     def positions(self) -> mx.array:
-        """Absolute positions of the keys held, in slot order: int32 ``[live_len]``."""
+        """Absolute positions of the keys held, in slot order: int32 ``[held]``; ``[live_len]`` without a rule."""
+
+    @property
+    def rule(self) -> VisibilityRule:
+        """What the cache itself says about who sees what. A cache with a rule returns to a single token only keys that
+        the rule shows it."""
+
+    def key_positions(self, l: int) -> mx.array:
+        """Positions of the keys that an append of l tokens will return, in its order: int32 ``[live_len + l]``."""
 
 
 def causal_mask(l: int, before: int, window: int | None = None) -> mx.array:
@@ -87,7 +96,7 @@ def key_axis_before(cache: CacheLengths, policy: MaskPolicy) -> int:
 
 
 def chunk_mask(l: int, cache: CacheLengths, policy: MaskPolicy = "live", window: int | None = None) -> mx.array | None:
-    """Full-width mask for a forward of l tokens through a dense cache; call it before the append.
+    """Mask for a forward of l tokens, over all keys that the cache will return; call it before the append.
 
     A window counts absolute positions, not slots: the two agree as long as what is held is contiguous, and behind kept
     sinks they do not. Keys keep the rotation of their position, so the distance that RoPE shows attention is the
@@ -96,20 +105,22 @@ def chunk_mask(l: int, cache: CacheLengths, policy: MaskPolicy = "live", window:
 
     Args:
         l: queries, in tokens, >= 1.
-        cache: the cache that the forward will append to.
+        cache: the cache that the forward will append to; where it has a rule of its own, that counts as well.
         policy: where the key axis comes from.
-        window: as in ``causal_mask``.
+        window: of the layer, as in ``causal_mask``.
 
     Returns:
         None for one token that sees every key, else bool ``[l, key_axis_before(cache, policy) + l]``: True iff the
-        key's position p and the query's q satisfy ``p <= q`` and, with a window, ``p > q - window``. The policy
-        "offset" takes slot i for position i, as if everything ever written were still there.
+        key's position p and the query's q satisfy ``p <= q`` and, with a window, ``p > q - window``, and the rule of
+        the cache. The policy "offset" takes slot i for position i, as if everything ever written were still there.
 
     Raises:
         ValueError: the policy is unknown or an argument is out of range.
     """
     before = key_axis_before(cache, policy)
     _check(l, before, window)
+    if cache.rule != EVERYTHING:
+        return _ruled_mask(l, cache, policy, window)
     if window is None:
         return None if l == 1 else causal_mask(l, before)
     end = cache.offset + l
@@ -131,6 +142,17 @@ def mask_for(
     if isinstance(cache, BatchLengths):
         return batch_mask(l, cache, given, window)
     return chunk_mask(l, cache, given, window)
+
+
+def _ruled_mask(l: int, cache: CacheLengths, policy: MaskPolicy, window: int | None) -> mx.array | None:
+    end = cache.offset + l
+    query = mx.arange(cache.offset, end, dtype=mx.int32)
+    returned = cache.key_positions(l)
+    # Under either policy: no engine masks the single token of such a cache, so there is no length to get wrong.
+    if l == 1 and (window is None or mx.all(_visible(query, returned, end, window)).item()):
+        return None
+    key = returned if policy == "live" else mx.arange(end, dtype=mx.int32)
+    return cache.rule.mask(query, key) & _visible(query, key, end, window)
 
 
 def _visible(query: mx.array, key: mx.array, end: int, window: int | None) -> mx.array:

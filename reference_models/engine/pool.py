@@ -130,15 +130,20 @@ class CachePool:
 
         Raises:
             ValueError: n or keep is negative, for either owner.
-            RuntimeError: the caches disagree in ``live_len``; none is changed then.
+            RuntimeError: the caches disagree in how many tokens they go back (``offset - live_start``); or one of them
+                cannot (CannotTrim). None is changed then.
             UnknownSequence: seq is not open.
         """
         if keep < 0:
             raise ValueError(f"cannot keep {keep} sinks: keep must be >= 0")
+        for cache in self.scheduler_slice(seq) if n > 0 else ():
+            cache.check_trim_front(n, keep)
         return self._visit(seq, n, lambda cache: cache.trim_front(n, keep))
 
     def rollback(self, seq: int, n: int) -> TrimReport:
         """Roll back every cache of the scheduler's slice; arguments and errors as in ``trim_front``."""
+        for cache in self.scheduler_slice(seq) if n > 0 else ():
+            cache.check_rollback(n)
         return self._visit(seq, n, lambda cache: cache.rollback(n))
 
     def snapshot(self, seq: int, slot: int) -> int:
@@ -208,10 +213,11 @@ class CachePool:
         caches = self.scheduler_slice(seq)
         if n < 0:
             raise ValueError(f"cannot remove {n} tokens from sequence {seq}: n must be >= 0")
-        lengths = [cache.live_len for cache in caches]
+        # Not live_len: a layer with a rule of its own sees fewer keys than a dense one beside it.
+        lengths = [cache.offset - cache.live_start for cache in caches]
         if len(set(lengths)) > 1:
             named = ", ".join(f"cache {index}: {length}" for index, length in enumerate(lengths))
-            raise RuntimeError(f"caches of sequence {seq} disagree in live_len ({named})")
+            raise RuntimeError(f"caches of sequence {seq} disagree in offset - live_start ({named})")
         return TrimReport(n, tuple(trim(cache) for cache in caches))
 
     def _entry(self, seq: int) -> _Sequence:

@@ -69,7 +69,7 @@ def enforce_max_kv_size(
 
     Raises:
         ValueError: a number is out of range or the generation is unknown.
-        RuntimeError: a trim is due and the caches disagree in ``live_len``.
+        RuntimeError: a trim is due and the caches disagree in how far they go back, or cannot (CannotTrim).
         UnknownSequence: seq is not open.
     """
     _check_settings(limit, generation, keep, n_discard)

@@ -9,6 +9,7 @@ import pytest
 from reference_models.engine import (
     KVCache,
     MaskPolicy,
+    VisibilityRule,
     causal_mask,
     chunk_mask,
     key_axis_before,
@@ -26,6 +27,11 @@ class Lengths:
     @property
     def positions(self) -> mx.array:
         return mx.arange(self.offset - self.live_len, self.offset)
+
+    rule = VisibilityRule()
+
+    def key_positions(self, l: int) -> mx.array:
+        return mx.arange(self.offset - self.live_len, self.offset + l)
 
 
 def by_definition(l: int, before: int, window: int | None) -> list[list[bool]]:

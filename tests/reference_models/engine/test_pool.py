@@ -5,7 +5,7 @@ import dataclasses
 import mlx.core as mx
 import pytest
 
-from reference_models.engine import CachePool, KVCache, Owner, TrimReport, UnknownSequence
+from reference_models.engine import CachePool, CannotTrim, KVCache, Owner, RotatingKVCache, TrimReport, UnknownSequence
 
 
 def filled(*lengths: int) -> list[KVCache]:
@@ -142,3 +142,20 @@ def test_open_refuses_what_cannot_be_a_sequence() -> None:
 def test_reports_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         TrimReport(0, ()).requested = 1  # type: ignore[misc]
+
+
+def test_a_dense_and_a_rotating_cache_are_trimmed_together_or_not_at_all() -> None:
+    pool, rows = CachePool(), mx.ones((1, 1, 9, 2))
+    caches = [KVCache(), RotatingKVCache(4)]
+    for cache in caches:
+        for at in range(9):
+            cache.update_and_fetch(rows[:, :, at : at + 1], rows[:, :, at : at + 1])
+    seq = pool.open(caches)
+    for refused in (lambda: pool.rollback(seq, 3), lambda: pool.trim_front(seq, 3, keep=1)):
+        with pytest.raises(CannotTrim):
+            refused()
+        assert [(cache.offset, cache.live_start) for cache in caches] == [(9, 0), (9, 0)]
+    assert pool.trim_front(seq, 7).removed == (7, 7)
+    assert [sorted(cache.positions.tolist()) for cache in caches] == [[7, 8], [7, 8]]
+    assert pool.rollback(seq, 1).removed == (1, 1)
+    assert [cache.offset for cache in caches] == [8, 8]
