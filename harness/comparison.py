@@ -9,15 +9,15 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-RECUT = {"rows": 1e-4, "int8": 5e-2}
+RECUT = {"rows": 1e-4, "paged": 1e-4, "rotating": 1e-4, "chunked": 1e-4, "int8": 5e-2}
 """How far logits may differ when the same tokens are cut into other forwards, by cache storage, in deviations of the
 logits. Sums are taken in another order then; in Int8 storage a difference in the last bit can move a number by a whole
 quantisation step (1/127 of the largest of its row)."""
 
 
 def recut_tolerance(storage: str) -> float:
-    """Of this storage; of an unknown one the widest."""
-    return RECUT.get(storage, max(RECUT.values()))
+    """Of this storage, whose kind stands in front of a hyphen; of an unknown one the widest."""
+    return RECUT.get(storage.split("-")[0], max(RECUT.values()))
 
 
 def distance(left: Array, right: Array) -> float:

@@ -77,7 +77,8 @@ class Step:
     """One operation: the ledger's state on both sides, and the observations.
 
     ``numbers``: how many tokens each sequence had ever processed before. ``effective``: did an operation on the whole
-    state, or on the batch, do anything, by the ledger? ``replaced``: the sequence that now has another state in the
+    state, or on the batch, do anything, by the ledger? ``refuses``: a trim or rollback that the ledger says must be
+    refused. ``replaced``: the sequence that now has another state in the
     place of its own. ``rows``: the sequences in the batch, once those have left that the operation takes out.
     """
 
@@ -95,6 +96,7 @@ class Step:
     replaced: int | None = None
     copied: CopyObservation | None = None
     rows: tuple[int, ...] = ()
+    refuses: bool = False
 
     @property
     def acted(self) -> frozenset[int]:
@@ -122,7 +124,7 @@ class Execution:
         self._tell = tell
         self.target = target
         self.owners = owners
-        self._pool = PoolLedger(owners)
+        self._pool = PoolLedger(owners, target.rules)
         self.steps: list[Step] = []
         self._processed = [0] * len(owners)  # only ever grows: no copy gets the same tokens again
         self._total = 0  # tokens of all sequences, processed here
@@ -164,6 +166,7 @@ class Execution:
         numbers = tuple(self._processed)
         forwards: tuple[ForwardStep, ...] = ()
         expected = removal = effective = replaced = copied = None
+        ledger.refused = False
         if moved := self._pool.gather(operation):
             copied = self._session.batch(self._pool.batch)
         if rows is not None and rows != self._pool.batch:
@@ -208,6 +211,7 @@ class Execution:
             replaced=replaced,
             copied=copied,
             rows=self._pool.batch,
+            refuses=ledger.refused,
         )
         if self._tell and step.error is None:
             step = replace(step, told=tuple(map(self._told, range(len(self.owners)))))

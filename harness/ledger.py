@@ -7,6 +7,7 @@ written here a second time on purpose: the ledger is the independent half of eve
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from harness.media import Place
@@ -23,6 +24,7 @@ from harness.operations import (
     TrimFront,
     rows_after,
 )
+from harness.rules import CacheRule
 
 SINKS = 4  # slots that the second generation of enforce_max_kv_size keeps, and the floor of a context shift
 
@@ -31,7 +33,8 @@ SINKS = 4  # slots that the second generation of enforce_max_kv_size keeps, and 
 class SequenceState:
     """A snapshot of one sequence. ``trimmed``: a front trim has removed something; ``removed``: any trim or rollback
     has, so that the live length is no longer the number of tokens ever written. ``read``: how many positions were read
-    with images, and ``images`` those of them where an image stands, one range for each run of placeholders."""
+    with images, and ``images`` those of them where an image stands, one range for each run of placeholders;
+    ``forgotten``: some cache no longer has a key that another one holds."""
 
     offset: int
     live_start: int
@@ -40,6 +43,7 @@ class SequenceState:
     removed: bool
     read: int = 0
     images: tuple[range, ...] = ()
+    forgotten: bool = False
 
     def __str__(self) -> str:
         return f"offset {self.offset}, live_start {self.live_start}, live_len {self.live_len}"
@@ -73,7 +77,11 @@ class SequenceLedger:
     """One sequence. ``owner`` decides whether the scheduler can trim it at all; ``prompt``: the M-RoPE ids of the
     positions from 0 on that were read with images, ``prompt_tokens`` their tokens, ``images`` the runs of
     placeholders among them and ``source`` what the target was given to look at; ``numbers``: see ``Append``, as many
-    as are held; ``begun``: it has had a forward."""
+    as are held; ``begun``: it has had a forward.
+
+    ``held`` is what a cache without a rule holds. ``kept`` says for every rule among the layers what a cache with that
+    rule still has; ``refused``: the last trim or rollback was one that such a cache cannot do, so nobody did it;
+    ``bounded``: some cache has no rule, so a scheduler must bound it (the others bound themselves)."""
 
     owner: Owner = "pool"
     held: list[int] = field(default_factory=list)
@@ -86,6 +94,9 @@ class SequenceLedger:
     images: tuple[range, ...] = ()
     source: object = None
     begun: bool = False
+    kept: dict[CacheRule, list[int]] = field(default_factory=dict)
+    refused: bool = False
+    bounded: bool = True
 
     @property
     def live_len(self) -> int:
@@ -97,7 +108,8 @@ class SequenceLedger:
 
     def state(self) -> SequenceState:
         lengths = self.offset, self.live_start, self.live_len
-        return SequenceState(*lengths, self.trimmed, self.removed, len(self.prompt), self.images)
+        forgotten = any(len(kept) < len(self.held) for kept in self.kept.values())
+        return SequenceState(*lengths, self.trimmed, self.removed, len(self.prompt), self.images, forgotten)
 
     def read(self, tokens: tuple[int, ...], places: list[Place], images: tuple[range, ...], source: object) -> None:
         """A prompt with images, of which the forwards from position 0 on will take their tokens."""
@@ -113,26 +125,45 @@ class SequenceLedger:
         seen = Append(tuple(self.held), positions, (*read, *behind), tuple(self.numbers), numbers)
         self.held.extend(positions)
         self.numbers.extend(numbers)
+        self.kept = {rule: [*rule.seen_from(self.offset, kept), *positions] for rule, kept in self.kept.items()}
         self.offset += tokens
         self.begun = True
         return seen
 
     def trim_front(self, n: int, keep: int = 0) -> int:
-        """Drop n positions behind the first ``keep``; returns how many went. A model-owned sequence loses none."""
+        """Drop n positions behind the first ``keep``; returns how many went. A model-owned sequence loses none.
+
+        A cache with a rule drops by position, so it can keep no others than its own sinks, and with those not even
+        trim: then no layer does.
+        """
         if self.owner == "model":
             return 0
         n = min(max(n, 0), len(self.held))
         keep = min(max(keep, 0), len(self.held) - n)
+        self.refused = n > 0 and (bool(self.kept and keep) or any(rule.sinks for rule in self.kept))
+        if self.refused:
+            return 0
+        self.kept = {rule: [p for p in kept if p >= self.live_start + n] for rule, kept in self.kept.items()}
         del self.held[keep : keep + n], self.numbers[keep : keep + n]
         if n:
             self.trimmed = self.removed = True
         return n
 
     def rollback(self, n: int) -> int:
-        """Drop the newest n positions; the next token takes the position ``offset - n``."""
+        """Drop the newest n positions; the next token takes the position ``offset - n``.
+
+        A cache with a rule refuses, and with it all layers, where that token would see a key that is gone.
+        """
         if self.owner == "model":
             return 0
         n = min(max(n, 0), len(self.held))
+        end = self.offset - n
+        for rule, kept in self.kept.items():
+            gone = set(rule.seen_from(end, self.held[: len(self.held) - n])).difference(kept)
+            self.refused |= n > 0 and bool(gone)
+        if self.refused:
+            return 0
+        self.kept = {rule: [p for p in kept if p < end] for rule, kept in self.kept.items()}
         if n:
             del self.held[-n:], self.numbers[-n:]
             self.offset -= n
@@ -148,7 +179,7 @@ class SequenceLedger:
         A discard larger than what is not kept is cut to it: an unbounded n_discard is how llama.cpp's server was
         crashed (ggml-org/llama.cpp#24212), and it would eat the slots that ``keep`` promises.
         """
-        excess = len(self.held) - rule.limit
+        excess = (len(self.held) if self.bounded else 0) - rule.limit
         if excess <= 0:
             return 0
         if rule.generation == "trim":
@@ -161,6 +192,7 @@ class SequenceLedger:
 
     def remove(self, operation: Operation) -> int:
         """Apply a trimming operation; returns how many positions went."""
+        self.refused = False
         if isinstance(operation, TrimFront):
             return self.trim_front(operation.n, operation.keep)
         if isinstance(operation, Rollback):
@@ -171,16 +203,23 @@ class SequenceLedger:
 
     def copied(self, owner: Owner) -> SequenceLedger:
         """The same state under this owner, sharing no list with it."""
-        return replace(self, owner=owner, held=list(self.held), numbers=list(self.numbers), prompt=list(self.prompt))
+        lists = {"held": list(self.held), "numbers": list(self.numbers), "prompt": list(self.prompt)}
+        return replace(self, owner=owner, kept=dict(self.kept), **lists)  # its lists are never written to
 
 
 class PoolLedger:
     """All sequences of a pool, and its slots for snapshots (by number, as far as they hold one)."""
 
-    def __init__(self, owners: tuple[Owner, ...]) -> None:
-        self.sequences = [SequenceLedger(owner) for owner in owners]
+    def __init__(self, owners: tuple[Owner, ...], rules: Iterable[CacheRule | None] = (None,)) -> None:
+        """``rules``: of the caches of a sequence, None of one without."""
+        self._rules = tuple(dict.fromkeys(rules))
+        self.sequences = [self._fresh(owner) for owner in owners]
         self.slots: dict[int, SequenceLedger] = {}
         self.batch: tuple[int, ...] = ()
+
+    def _fresh(self, owner: Owner) -> SequenceLedger:
+        kept: dict[CacheRule, list[int]] = {rule: [] for rule in self._rules if rule is not None}
+        return SequenceLedger(owner, kept=kept, bounded=None in self._rules)
 
     def gather(self, operation: Operation) -> bool:
         """Let join and leave the batch who does so as the operation begins; returns whether anyone did."""
@@ -219,7 +258,7 @@ class PoolLedger:
                 return False
             self.sequences[operation.into] = sequence.copied("pool")
         elif isinstance(operation, Reset):
-            self.sequences[index] = SequenceLedger("pool")
+            self.sequences[index] = self._fresh("pool")
         elif not isinstance(operation, SaveLoad):
             raise TypeError(f"{operation!r} copies nothing")
         return True

@@ -7,12 +7,13 @@ layer with a sliding window of w, if also i - j < w.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from harness.ledger import Append
+from harness.rules import CacheRule
 from harness.target import PromptInput
 
 PADDING = -1
@@ -26,8 +27,16 @@ def key_positions(append: Append) -> np.ndarray[Any, Any]:
     return np.concatenate([pads[0], np.asarray(append.held, np.int64), np.asarray(append.positions, np.int64), pads[1]])
 
 
-def visible_set(append: Append, window: int | None = None) -> np.ndarray[Any, Any]:
-    """Boolean [l, K]: may new token i see the key in slot j, on a layer with this window (in tokens, >= 1; None: none)?
+def of_layer(append: Append, rule: CacheRule | None) -> Append:
+    """The same forward on a layer whose cache has this rule: it held less."""
+    if rule is None:
+        return append
+    return replace(append, held=rule.seen_from(append.positions.start, append.held))
+
+
+def visible_set(append: Append, window: int | None = None, rule: CacheRule | None = None) -> np.ndarray[Any, Any]:
+    """Boolean [l, K]: may new token i see the key in slot j, on a layer with this window (in tokens, >= 1; None: none)
+    and with a cache of this rule?
 
     Everything held is older than every new token, so "held, or earlier in the chunk, or itself" is one comparison of
     absolute positions.  The window is another, of the distance between them, whatever was trimmed in between: it is the
@@ -36,7 +45,17 @@ def visible_set(append: Append, window: int | None = None) -> np.ndarray[Any, An
     keys = key_positions(append)[None, :]
     behind: np.ndarray[Any, Any] = np.asarray(append.positions, np.int64)[:, None] - keys
     visible: np.ndarray[Any, Any] = (behind >= 0) & (keys != PADDING)
+    if rule is not None:
+        visible &= _shown(rule, np.asarray(append.positions, np.int64)[:, None], keys)
     return visible if window is None else visible & (behind < window)
+
+
+def _shown(rule: CacheRule, queries: np.ndarray[Any, Any], keys: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """``rule.shows`` of arrays of positions that broadcast."""
+    shown: np.ndarray[Any, Any] = np.broadcast_to(np.True_, np.broadcast_shapes(queries.shape, keys.shape))
+    if rule.window is not None:
+        shown = shown & ((keys < rule.sinks) | (keys > queries - (rule.window - rule.sinks)))
+    return shown if rule.chunk is None else shown & (keys // rule.chunk == queries // rule.chunk)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,12 +75,12 @@ class History:
     prompts: tuple[PromptInput, ...]
     prompt_of: np.ndarray[Any, Any]
 
-    def shown(self, window: int | None) -> np.ndarray[Any, Any]:
-        """``visible`` on a layer with this window (of positions, the token's own included)."""
-        if window is None:
-            return self.visible
-        seen: np.ndarray[Any, Any] = self.visible & (self.positions[:, None] - self.positions[None] < window)
-        return seen
+    def shown(self, window: int | None, rule: CacheRule | None = None) -> np.ndarray[Any, Any]:
+        """``visible`` on a layer with this window (of positions, the token's own included) and a cache of this rule."""
+        seen = self.visible
+        if window is not None:
+            seen = seen & (self.positions[:, None] - self.positions[None] < window)
+        return seen if rule is None else seen & _shown(rule, self.positions[:, None], self.positions[None])
 
 
 @dataclass(frozen=True, eq=False)

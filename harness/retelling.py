@@ -189,7 +189,7 @@ def untrimmed(steps: Sequence[Step]) -> list[int]:
             _mark(lost, index, operation.slot in lost_slots)
         elif step.effective and isinstance(operation, Reset):
             lost.discard(index)
-        elif step.after.trimmed or step.error is not None:
+        elif step.after.trimmed or step.after.forgotten or step.error is not None:
             lost.add(index)
         if step.effective and isinstance(operation, Snapshot):
             _mark(lost_slots, operation.slot, index in lost)

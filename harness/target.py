@@ -14,6 +14,7 @@ import numpy as np
 
 from harness.capability import Capability as Capability
 from harness.operations import EnforceMaxKvSize, Owner
+from harness.rules import CacheRule
 
 if TYPE_CHECKING:
     from harness.oracle import Expected, History
@@ -112,10 +113,12 @@ class ForwardObservation:
 
 @dataclass(frozen=True)
 class RemovalObservation:
-    """What a trim or rollback reports: the number removed from each cache that it visited (empty: it visited none)."""
+    """What a trim or rollback reports: the number removed from each cache that it visited (empty: it visited none).
+    ``refused``: why it did nothing at all, in the target's words; no error, where a cache cannot do it."""
 
     removed: tuple[int, ...] = ()
     error: str | None = None
+    refused: str | None = None
 
 
 @dataclass(frozen=True)
@@ -146,10 +149,15 @@ class CacheLengths:
 
 @dataclass(frozen=True)
 class CacheRows:
-    """What one cache holds, in slot order: keys and values as attention would get them, [B, H, live_len, D]."""
+    """What one cache holds, by ascending position: keys and values as attention would get them, [B, H, n, D].
+
+    ``positions`` [n]: of a cache with a rule, which may hold more than is seen and less than the others; None where it
+    holds what the ledger says.
+    """
 
     keys: np.ndarray[Any, Any]
     values: np.ndarray[Any, Any]
+    positions: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -274,6 +282,11 @@ class Target(Protocol):
     def windows(self) -> tuple[int | None, ...]:
         """Of every attention layer, as many and in that order: how many keys a token may see there, its own included
         (the window counts absolute positions); None for all."""
+        ...
+
+    @property
+    def rules(self) -> tuple[CacheRule | None, ...]:
+        """Of every attention layer, as many and in that order: what its cache forgets by itself; None for nothing."""
         ...
 
     def open(self, owners: tuple[Owner, ...]) -> Session: ...

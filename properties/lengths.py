@@ -10,6 +10,7 @@ from harness.findings import Violation
 from harness.judging import Judgement, Property, attention_calls
 from harness.ledger import Append, SequenceState
 from harness.operations import EnforceMaxKvSize
+from harness.oracle import of_layer
 from harness.target import CacheLengths, Capability
 
 
@@ -24,9 +25,11 @@ class KeysEqualLedgerLiveLength(Property):
     def judge_step(self, run: Execution, step: Step) -> Judgement:
         steps = decisive = 0
         for forward in step.forwards:
-            held, chunk, slots = len(forward.append.held), len(forward.append.positions), forward.append.slots
+            chunk = len(forward.append.positions)
             found = False
-            for layer, call in attention_calls(run, forward):
+            for number, (layer, call) in enumerate(attention_calls(run, forward)):
+                append = of_layer(forward.append, run.target.rules[number])
+                held, slots = len(append.held), append.slots
                 found = True
                 for what, length in (("keys", call.key_len), ("values", call.value_len)):
                     if length != slots:
@@ -50,15 +53,20 @@ class KeysEqualLedgerLiveLength(Property):
 
     @staticmethod
     def _cache_reports(run: Execution, step: Step) -> Iterator[Violation]:
+        layers = tuple(zip(run.target.attention_layers, run.target.rules, strict=True))
         for sequence, told in enumerate(step.told):
             state = told.state
-            for layer, cache in zip(run.target.attention_layers, told.lengths, strict=False):
-                if (cache.offset, cache.live_start, cache.live_len) != (
-                    state.offset,
-                    state.live_start,
-                    state.live_len,
-                ):
-                    yield Violation(step.index, _cache_message(step, sequence, layer, cache, state))
+            for (layer, rule), cache in zip(layers, told.lengths, strict=False):
+                seen = told.held if rule is None else rule.seen_from(state.offset, told.held)
+                if (cache.offset, cache.live_start, cache.live_len) != (state.offset, state.live_start, len(seen)):
+                    yield Violation(step.index, _cache_message(step, sequence, layer, cache, state, len(seen)))
+            for (layer, rule), rows in zip(layers, told.rows, strict=False):
+                if rule is None or rows.positions is None:
+                    continue
+                missing = set(rule.seen_from(state.offset, told.held)).difference(rows.positions)
+                strange = set(rows.positions).difference(told.held)
+                if missing or strange or len(set(rows.positions)) != len(rows.positions):
+                    yield Violation(step.index, _positions_message(step, sequence, layer, missing, strange))
 
 
 def _padding(append: Append) -> str:
@@ -72,20 +80,29 @@ def _would_visit(step: Step) -> bool:
     return not isinstance(operation, EnforceMaxKvSize) or step.before.live_len > operation.limit
 
 
-def _cache_message(step: Step, sequence: int, layer: int, cache: CacheLengths, state: SequenceState) -> str:
+def _positions_message(step: Step, sequence: int, layer: int, missing: set[int], strange: set[int]) -> str:
+    what = f"lacks position {min(missing)}, which the next token sees" if missing else "holds a position twice"
+    what = f"holds position {min(strange)}, which the ledger does not" if strange else what
+    return f"layer {layer}: the cache of sequence {sequence} {what}, after {step.operation.text()}"
+
+
+def _cache_message(step: Step, sequence: int, layer: int, cache: CacheLengths, state: SequenceState, seen: int) -> str:
     acted = step.operation.index
     where = f"after {step.operation.text()}" + (f" on sequence {acted}" if sequence not in step.acted else "")
     return (
         f"layer {layer}: the cache of sequence {sequence} says offset {cache.offset}, live_start {cache.live_start}, "
         f"live_len {cache.live_len} {where}; the ledger says {state}"
+        + (f", of which its next token sees {seen}" if seen != state.live_len else "")
     )
 
 
 class TrimReportsWhatItRemoved(Property):
     id = "trim_reports_what_it_removed"
-    sentence = "A trim or rollback removes the ledger's number from every cache of a pool-owned sequence and says so; "
-    sentence += "of a model-owned sequence it visits no cache."
-    decisive_when = "there is something to remove, or a trim is due on a model-owned sequence"
+    sentence = (
+        "A trim or rollback removes the ledger's number from every cache of a pool-owned sequence and says so, or is "
+        "refused where a cache can no longer do it; of a model-owned sequence it visits no cache."
+    )
+    decisive_when = "there is something to remove or to refuse, or a trim is due on a model-owned sequence"
     needs: ClassVar = frozenset({Capability.LENGTHS})
 
     def judge_step(self, run: Execution, step: Step) -> Judgement | None:
@@ -94,9 +111,15 @@ class TrimReportsWhatItRemoved(Property):
         removed, expected = step.removal.removed, step.expected_removed
         layers = run.target.attention_layers
         owned = step.owner == "pool"
-        decisive = expected > 0 or (not owned and _would_visit(step))
+        decisive = expected > 0 or step.refuses or (not owned and _would_visit(step))
         message = None
-        if not owned and removed:
+        if step.refuses != (step.removal.refused is not None):
+            message = (
+                f"it was refused ({step.removal.refused}), and nothing is in its way"
+                if step.removal.refused is not None
+                else "it was not refused, although a cache no longer has what would be needed"
+            )
+        elif not owned and removed:
             message = f"the sequence is model-owned, yet {len(removed)} caches were trimmed (removed {list(removed)})"
         elif owned and expected > 0 and len(removed) != len(layers):
             message = f"{len(removed)} caches were visited, the sequence has {len(layers)}"

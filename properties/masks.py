@@ -9,7 +9,8 @@ import numpy as np
 from harness.execution import Execution, ForwardStep, Step
 from harness.findings import Violation
 from harness.judging import Judgement, Property, attention_calls
-from harness.oracle import PADDING, key_positions, visible_set
+from harness.oracle import PADDING, key_positions, of_layer, visible_set
+from harness.rules import CacheRule
 from harness.target import AttentionCall, Capability
 
 
@@ -25,11 +26,12 @@ class MaskKeyAxisEqualsLiveKeys(Property):
             held, start = len(forward.append.held), forward.append.positions.start
             chunk = len(forward.append.positions)
             found = deciding = False
-            for layer, call in attention_calls(run, forward):
+            for number, (layer, call) in enumerate(attention_calls(run, forward)):
                 if call.mask_keys is None or call.kind != "fast":
                     continue  # by hand, mask and keys are seen as one array of scores: their widths cannot differ
                 found = True
-                deciding |= call.explicit and chunk > 1 and held != start
+                there = len(of_layer(forward.append, run.target.rules[number]).held)
+                deciding |= call.explicit and chunk > 1 and there != start
                 if call.mask_keys != call.key_len:
                     return Judgement(
                         steps + 1,
@@ -61,28 +63,29 @@ class MaskShowsExactlyTheVisibleSet(Property):
         steps = decisive = 0
         for forward in step.forwards:
             found = deciding = False
-            hides = not any(run.target.windows)
+            hides = not any(run.target.windows) and not any(run.target.rules)
             for number, (layer, call) in enumerate(attention_calls(run, forward)):
-                window = run.target.windows[number]
-                judged = self._judge_call(step, forward, layer, call, window)
+                window, rule = run.target.windows[number], run.target.rules[number]
+                judged = self._judge_call(step, forward, layer, call, window, rule)
                 if judged is None:
                     continue
                 if judged.violation is not None:
                     return Judgement(steps + 1, decisive + 1, violation=judged.violation)
                 found = True
                 deciding |= call.explicit and (call.query_len > 1 or call.mask == "bool")
-                hides |= _hides(forward, call, window)
+                hides |= _hides(forward, call, window, rule)
             steps += found
             decisive += deciding and hides
         return Judgement(steps, decisive)
 
     @staticmethod
     def _judge_call(
-        step: Step, forward: ForwardStep, layer: int, call: AttentionCall, window: int | None
+        step: Step, forward: ForwardStep, layer: int, call: AttentionCall, window: int | None, rule: CacheRule | None
     ) -> Judgement | None:
         """None where there is nothing to compare: a wrong width, or wrong keys, are findings of other properties."""
-        keys, visible = key_positions(forward.append), visible_set(forward.append, window)
-        queries = list(forward.append.positions)
+        append = of_layer(forward.append, rule)
+        keys, visible = key_positions(append), visible_set(append, window, rule)
+        queries = list(append.positions)
         if call.key_len != len(keys) or call.mask_keys not in (None, len(keys)):
             return None
         if call.query_len < len(queries):  # a model may ask for its last tokens only
@@ -107,9 +110,18 @@ class MaskShowsExactlyTheVisibleSet(Property):
                 f"layer {layer}: {what} {verb} {_key(keys, key)} to the token at position "
                 f"{queries[query]}; {len(wrong)} of {max(shown.size, visible.size)} entries are wrong "
                 f"(offset {forward.append.positions.start}, {len(forward.append.held)} keys held, chunk of "
-                f"{len(forward.append.positions)}{'' if window is None else f', window of {window}'})",
+                f"{len(forward.append.positions)}{_limits(window, rule)})",
             )
         )
+
+
+def _limits(window: int | None, rule: CacheRule | None) -> str:
+    """What else decides who is seen, behind a comma."""
+    words = "" if window is None else f", window of {window}"
+    if rule is not None:
+        words += ", cache that keeps "
+        words += f"chunks of {rule.chunk}" if rule.chunk else f"{rule.window} keys, {rule.sinks} of them sinks"
+    return words
 
 
 def _key(keys: np.ndarray[Any, Any], slot: int) -> str:
@@ -118,11 +130,12 @@ def _key(keys: np.ndarray[Any, Any], slot: int) -> str:
     return f"the key at position {keys[slot]} (slot {slot})"
 
 
-def _hides(forward: ForwardStep, call: AttentionCall, window: int | None) -> bool:
-    """Does this window hide a key from a query of the call that would see it on a layer without one?"""
-    if window is None:
+def _hides(forward: ForwardStep, call: AttentionCall, window: int | None, rule: CacheRule | None) -> bool:
+    """Does this window, or this rule of a cache, hide a key from a query of the call that would see it otherwise?"""
+    if window is None and rule is None:
         return False
-    seen, all_of_them = (visible_set(forward.append, limit)[-call.query_len :] for limit in (window, None))
+    append = of_layer(forward.append, rule)
+    seen, all_of_them = (visible_set(append, *limits)[-call.query_len :] for limits in ((window, rule), (None, None)))
     return bool((seen != all_of_them).any())
 
 

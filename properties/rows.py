@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from harness.comparison import compare_bytes
 from harness.execution import Execution, Step, Told
 from harness.findings import Violation
 from harness.judging import Judgement, Property
-from harness.target import Capability
+from harness.target import CacheRows, Capability
 
 
 class CachedRowsStayWhatTheyWere(Property):
@@ -28,24 +28,23 @@ class CachedRowsStayWhatTheyWere(Property):
         before = run.steps[step.index - 1].told
         looked = decisive = 0
         for sequence, (old, new) in enumerate(zip(before, step.told, strict=True)):
-            kept = np.intersect1d(old.held, new.held)
             if sequence == step.replaced:
                 continue  # other tokens stand at its positions now
-            if not len(kept) or not _comparable(old, new):
+            if not set(old.held).intersection(new.held) or not _comparable(old, new):
                 continue
             looked += 1
-            worst = self._first_difference(run, step, sequence, old, new, kept)
+            worst = self._first_difference(run, step, sequence, old, new)
             if worst is not None:
                 return Judgement(looked, decisive + 1, violation=worst)
             decisive += sequence == step.operation.index and bool(step.expected_removed)
         return Judgement(looked, decisive)
 
     @staticmethod
-    def _first_difference(
-        run: Execution, step: Step, sequence: int, old: Told, new: Told, kept: np.ndarray[Any, Any]
-    ) -> Violation | None:
-        was, now = np.searchsorted(old.held, kept), np.searchsorted(new.held, kept)
+    def _first_difference(run: Execution, step: Step, sequence: int, old: Told, new: Told) -> Violation | None:
         for layer, a, b in zip(run.target.attention_layers, old.rows, new.rows, strict=False):
+            before, after = _positions(old, a), _positions(new, b)
+            kept = np.intersect1d(before, after)
+            was, now = np.searchsorted(before, kept), np.searchsorted(after, kept)
             for what, left, right in (("key", a.keys, b.keys), ("value", a.values, b.values)):
                 difference = compare_bytes(left[..., was, :], right[..., now, :])
                 if not difference.same_bytes:
@@ -63,5 +62,12 @@ class CachedRowsStayWhatTheyWere(Property):
 def _comparable(old: Told, new: Told) -> bool:
     """As many rows as positions on both sides? If not, keys_equal_ledger_live_length says so."""
     return all(
-        rows.keys.shape[-2] == rows.values.shape[-2] == len(told.held) for told in (old, new) for rows in told.rows
+        rows.keys.shape[-2] == rows.values.shape[-2] == len(_positions(told, rows))
+        for told in (old, new)
+        for rows in told.rows
     )
+
+
+def _positions(told: Told, rows: CacheRows) -> tuple[int, ...]:
+    """Of the rows that one cache holds, ascending."""
+    return told.held if rows.positions is None else rows.positions

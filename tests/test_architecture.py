@@ -15,6 +15,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "harness",
         "harness.media",
         "harness.batches",
+        "harness.rules",
         "harness.operation",
         "harness.copies",
         "harness.trims",

@@ -5,24 +5,36 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 import mlx.core as mx
 
 from harness.operations import Owner
 from harness.oracle import Expected, History
+from harness.rules import CacheRule
 from harness.target import Capability, ImageFormat, Path, TargetIdentity
 from harness.targets.reference_session import ReferenceSession
 from harness.targets.witnesses import Witnesses
 from reference_models import registry
 from reference_models.drawn import drawn_variants, read_variant, variant_to_json
-from reference_models.engine import KVCache, MaskPolicy
+from reference_models.engine import CacheSpec, KVCache, MaskPolicy
 from reference_models.hf import ConfigError
 from reference_models.registry import FAMILIES, UnknownFamily, Variant, variants
 
 KIND = "reference"
-Storage = Literal["rows", "int8"]
-STORAGES: tuple[Storage, ...] = get_args(Storage)
+CACHES: dict[str, CacheSpec] = {
+    "rows": CacheSpec(),
+    "int8": CacheSpec(storage="int8"),
+    "paged-4": CacheSpec("paged", block=4),
+    "rotating-6": CacheSpec("rotating", window=6),
+    "rotating-9-sinks-3": CacheSpec("rotating", window=9, sinks=3),
+    "rotating-layers": CacheSpec("rotating"),
+    "chunked-5": CacheSpec("chunked", chunk=5),
+}
+"""The caches that a target can have, by the name of their storage. What is in front of a hyphen is a kind of storage
+for ``comparison.recut_tolerance``. ``rotating-layers``: those layers rotate that have a sliding window, in it."""
+STORAGES = ("rows", "int8")
+KINDS = tuple(name for name in CACHES if name not in STORAGES)
 POLICIES: tuple[MaskPolicy, ...] = get_args(MaskPolicy)
 PATHS: tuple[Path, ...] = get_args(Path)
 
@@ -38,20 +50,20 @@ def _model(variant: Variant, seed: int) -> Any:
 
 
 @functools.lru_cache(maxsize=64)
-def _witnesses(variant: Variant, seed: int) -> Witnesses:
-    return Witnesses(variant, _model(variant, seed))
+def _witnesses(variant: Variant, seed: int, rules: tuple[CacheRule | None, ...]) -> Witnesses:
+    return Witnesses(variant, _model(variant, seed), rules)
 
 
 @dataclasses.dataclass(frozen=True)
 class ReferenceTarget:
-    """One variant of one family, with a mask policy, a cache storage and a seed for the random weights.
+    """One variant of one family, with a mask policy, caches (by their name in CACHES) and a seed for random weights.
 
     ``path``: ``images`` needs a variant with a vision tower and says that prompts may hold images.
     """
 
     variant: Variant
     policy: MaskPolicy = "live"
-    storage: Storage = "rows"
+    storage: str = "rows"
     weights_seed: int = 0
     path: Path = "text"
 
@@ -71,7 +83,10 @@ class ReferenceTarget:
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        return frozenset(Capability) - (frozenset() if self.path == "images" else {Capability.IMAGES})
+        lacks = set() if self.path == "images" else {Capability.IMAGES}
+        if self.storage in KINDS:  # of these caches there are no batches yet
+            lacks.add(Capability.BATCH)
+        return frozenset(Capability) - lacks
 
     @property
     def turns_by_mrope(self) -> bool:
@@ -105,13 +120,21 @@ class ReferenceTarget:
         whole = (None,) * len(self.attention_layers)
         return tuple(getattr(_model(self.variant, self.weights_seed), "windows", whole))
 
+    @functools.cached_property
+    def rules(self) -> tuple[CacheRule | None, ...]:
+        spec = CACHES[self.storage]
+        if spec.kind == "chunked":
+            return (CacheRule(chunk=spec.chunk),) * len(self.attention_layers)
+        windows = [spec.window or window if spec.kind == "rotating" else None for window in self.windows]
+        return tuple(window and CacheRule(window, spec.sinks) for window in windows)
+
     def describe(self) -> dict[str, Any]:
         """The configuration and options, JSON-able."""
         return {"config": dataclasses.asdict(self.variant.config), "options": dict(self.variant.options)}
 
     def make_caches(self, model: Any) -> list[KVCache]:
         """Fresh caches for one sequence."""
-        return cast(list[KVCache], model.make_caches(self.storage))
+        return cast(list[KVCache], model.make_caches(CACHES[self.storage]))
 
     def open(self, owners: tuple[Owner, ...]) -> ReferenceSession:
         model = _model(self.variant, self.weights_seed)
@@ -125,10 +148,14 @@ class ReferenceTarget:
         return dataclasses.replace(self, policy="offset" if self.policy == "live" else "live")
 
     def witness(self, history: History) -> Expected:
-        return _witnesses(self.variant, self.weights_seed).float64(history, self.storage)
+        return self._witnesses.float64(history, CACHES[self.storage].storage)
 
     def cache_free(self, history: History) -> Expected:
-        return _witnesses(self.variant, self.weights_seed).cache_free(history, self.storage)
+        return self._witnesses.cache_free(history, CACHES[self.storage].storage)
+
+    @property
+    def _witnesses(self) -> Witnesses:
+        return _witnesses(self.variant, self.weights_seed, self.rules)
 
 
 def targets(
@@ -139,17 +166,31 @@ def targets(
     drawn: Sequence[Variant] = (),
 ) -> tuple[ReferenceTarget, ...]:
     """Every variant x storage of a family on one path, simplest first; () for the images of a family without any. Then
-    the ``drawn`` variants, with the storages in turn.
+    the other kinds of caches, each with the simplest variant of several layers that it fits, and the ``drawn`` variants
+    with the storages in turn.
 
     Unknown family: UnknownFamily, with the nearest names.
     """
     pairs = [(variant, storage) for storage in STORAGES for variant in variants(family)]
+    pairs += [(variant, kind) for kind in KINDS if (variant := _shows(family, kind, path)) is not None]
     pairs += [(variant, STORAGES[number % len(STORAGES)]) for number, variant in enumerate(drawn)]
     return tuple(
         ReferenceTarget(variant, policy, storage, weights_seed, path)
         for variant, storage in pairs
         if path == "text" or variant.reads_images
     )
+
+
+@functools.cache
+def _shows(family: str, kind: str, path: Path) -> Variant | None:
+    """The variant that shows a kind of caches."""
+    for variant in variants(family):
+        if path == "images" and not variant.reads_images:
+            continue
+        target = ReferenceTarget(variant, storage=kind)
+        if len(target.attention_layers) > 1 and (kind != "rotating-layers" or any(target.windows)):
+            return variant
+    return None
 
 
 def paths(family: str) -> tuple[Path, ...]:
@@ -193,8 +234,8 @@ def target_from_identity(data: object) -> ReferenceTarget:
             raise TargetError(f"the variant {data['variant']!r:.60} cannot be built: {error}") from error
     if data["variant"] not in known:
         raise TargetError(f"{data['family']} has no variant {data['variant']!r:.60}; it has {', '.join(known)}")
-    if data["policy"] not in POLICIES or data["storage"] not in STORAGES:
-        raise TargetError(f"policy is one of {', '.join(POLICIES)} and storage one of {', '.join(STORAGES)}")
+    if data["policy"] not in POLICIES or data["storage"] not in CACHES:
+        raise TargetError(f"policy is one of {', '.join(POLICIES)} and storage one of {', '.join(CACHES)}")
     seed = data["weights_seed"]
     if type(seed) is not int or not 0 <= seed < 2**32:
         raise TargetError(f"weights_seed must be a whole number in [0, 2**32), got {seed!r:.60}")

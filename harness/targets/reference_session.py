@@ -26,7 +26,7 @@ from harness.target import (
 )
 from harness.targets.witnesses import images_of
 from reference_models import rope
-from reference_models.engine import BatchPool, KVCache, MaskPolicy, enforce_max_kv_size
+from reference_models.engine import BatchPool, CannotTrim, KVCache, MaskPolicy, enforce_max_kv_size
 from reference_models.prompt import Prompt
 
 #: Where our models hand out absolute positions other than through ``mx.fast.rope``.
@@ -124,7 +124,7 @@ class ReferenceSession:
 
     def rows(self, sequence: int) -> tuple[CacheRows, ...]:
         caches = self._pool.caches_of(self._ids[sequence])
-        return tuple(CacheRows(*(_numbers(array) for array in cache.rows())) for cache in caches)
+        return tuple(_rows(cache) for cache in caches)
 
     def memory(self, sequence: int) -> tuple[CacheMemory, ...]:
         if self._ids[sequence] in self._pool.rows:
@@ -172,8 +172,20 @@ class ReferenceSession:
     def _removal(act: Any) -> RemovalObservation:
         try:
             return RemovalObservation(tuple(act()))
+        except CannotTrim as refusal:
+            return RemovalObservation(refused=str(refusal))
         except Exception as failure:  # as in forward
             return RemovalObservation(error=f"{type(failure).__name__}: {failure}")
+
+
+def _rows(cache: KVCache) -> CacheRows:
+    """By ascending position: the slots of a ring say nothing of the order."""
+    keys, values = (_numbers(array) for array in cache.rows())
+    if type(cache).rule is KVCache.rule:
+        return CacheRows(keys, values)
+    positions = np.array(cache.positions)
+    order = np.argsort(positions, kind="stable")
+    return CacheRows(keys[:, :, order], values[:, :, order], tuple(positions[order].tolist()))
 
 
 def _numbers(array: mx.array | None) -> np.ndarray[Any, Any]:

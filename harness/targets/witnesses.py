@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, cast
 
 import mlx.core as mx
@@ -10,6 +11,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from harness.oracle import Expected, History
+from harness.rules import CacheRule
 from harness.target import PromptInput
 from reference_models import witness
 from reference_models.engine import NoCache
@@ -34,11 +36,12 @@ def images_of(prompt: PromptInput) -> Images:
 
 
 class Witnesses:
-    """Of one built model. ``windows``: of every attention layer."""
+    """Of one built model, with caches of these rules (of every attention layer, a layer's window deciding which)."""
 
-    def __init__(self, variant: Variant, model: Any) -> None:
+    def __init__(self, variant: Variant, model: Any, rules: Sequence[CacheRule | None]) -> None:
         self._variant, self._model = variant, model
         self._windows: tuple[int | None, ...] = getattr(model, "windows", (None,) * len(model.attention_layers))
+        self._rules = dict(zip(self._windows, rules, strict=True))
         self._mrope = hasattr(model, "read")
 
     @functools.cached_property
@@ -49,7 +52,7 @@ class Witnesses:
     def float64(self, history: History, storage: str) -> Expected:
         """``reference_models.witness``, with the weights of the model; only the features of images are the model's."""
         config = self._variant.config
-        shown = {window: history.shown(window) for window in self._windows}
+        shown = {window: history.shown(window, rule) for window, rule in self._rules.items()}
         given = witness.Sequence(
             tokens=history.tokens,
             positions=history.places if self._mrope else history.positions,
@@ -93,7 +96,7 @@ class Witnesses:
         """The model itself, over all tokens at once: its masks given, nothing kept."""
         model = self._model
         tokens = mx.array(history.tokens[None].astype(np.int32))
-        masks = {window: mx.array(history.shown(window)) for window in dict.fromkeys(self._windows)}
+        masks = {window: mx.array(history.shown(window, rule)) for window, rule in self._rules.items()}
         offset = 0 if self._mrope else mx.array(history.positions.astype(np.int32))
         caches = [NoCache(offset, storage) for _ in self._windows]
         read = {"prompt": self._prompt(history, tokens)} if self._mrope else {}

@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from .kv_cache import KVCache
 from .pool import CachePool, TrimReport
+from .visibility import EVERYTHING
 
 Generation = Literal["trim", "sinks", "shift"]
 """(a) trim the excess; (b) the same, keeping up to 4 sinks; (c) context shift."""
@@ -46,7 +47,8 @@ def enforce_max_kv_size(
     keep: int = 4,
     n_discard: int = 0,
 ) -> EnforceReport:
-    """Bound the live length of a sequence; nothing happens while ``live_len <= limit``.
+    """Bound the live length of a sequence, the largest of its caches without a rule of their own; nothing happens while
+    ``live_len <= limit``.
 
     With ``excess = live_len - limit``:
 
@@ -75,7 +77,9 @@ def enforce_max_kv_size(
     _check_settings(limit, generation, keep, n_discard)
     # The longest cache decides: if the caches disagree, a short first one must not hide a due trim; the
     # pool raises on it instead.
-    live = max((cache.live_len for cache in pool.scheduler_slice(seq)), default=0)
+    # A cache with a rule bounds itself, and goes by position in whatever the others lose.
+    ruleless = (cache for cache in pool.scheduler_slice(seq) if cache.rule == EVERYTHING)
+    live = max((cache.live_len for cache in ruleless), default=0)
     if generation == "trim":
         keep = 0
     elif generation == "sinks":

@@ -124,6 +124,10 @@ class FakeTarget:
         object.__setattr__(self, "windows", self.windows or (None,) * len(self.attention_layers))
 
     @property
+    def rules(self) -> tuple[None, ...]:
+        return (None,) * len(self.attention_layers)
+
+    @property
     def identity(self) -> TargetIdentity:
         return TargetIdentity("fake", "fake", self.variant, self.policy, "rows", 0)
 

@@ -1,0 +1,30 @@
+"""What a cache forgets by a rule of its own, by absolute position.
+
+A rotating cache keeps the newest keys of a window, and sinks in front of them; a chunked one the keys of its last
+chunk. The ledger knows the rule alone, and nothing of rings and slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CacheRule:
+    """A token at q sees the key at p <= q iff, where these are set, ``p < sinks or p > q - (window - sinks)`` and
+    ``p // chunk == q // chunk``. ``window``: keys that are seen at most, the token's own and the sinks included."""
+
+    window: int | None = None
+    sinks: int = 0
+    chunk: int | None = None
+
+    def shows(self, query: int, key: int) -> bool:
+        """Does the token at ``query`` see the key at ``key``, which is not behind it?"""
+        near = self.window is None or key < self.sinks or key > query - (self.window - self.sinks)
+        return near and (self.chunk is None or key // self.chunk == query // self.chunk)
+
+    def seen_from(self, query: int, held: Iterable[int]) -> tuple[int, ...]:
+        """Those of the keys ``held``, all older, that the token at ``query`` sees. What it does not see no later token
+        will see either, so an append that begins with it need not keep the others."""
+        return tuple(key for key in held if self.shows(query, key))
