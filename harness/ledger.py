@@ -203,8 +203,9 @@ class SequenceLedger:
 
     def copied(self, owner: Owner) -> SequenceLedger:
         """The same state under this owner, sharing no list with it."""
-        lists = {"held": list(self.held), "numbers": list(self.numbers), "prompt": list(self.prompt)}
-        return replace(self, owner=owner, kept=dict(self.kept), **lists)  # its lists are never written to
+        twin = replace(self, owner=owner, kept=dict(self.kept))  # the lists in ``kept`` are never written to
+        twin.held, twin.numbers, twin.prompt = list(self.held), list(self.numbers), list(self.prompt)
+        return twin
 
 
 class PoolLedger:

@@ -91,7 +91,8 @@ class _Teller:
             if removed:
                 self._roll_back(step, removed)
         elif removed is not None:
-            self._trim(step, removed)
+            if removed:  # refused, or not due: nothing to tell
+                self._trim(step, removed)
         elif step.effective is not None:
             self._tell(step, operation)
             if self._pool.apply(operation):

@@ -126,7 +126,7 @@ class ReferenceTarget:
         if spec.kind == "chunked":
             return (CacheRule(chunk=spec.chunk),) * len(self.attention_layers)
         windows = [spec.window or window if spec.kind == "rotating" else None for window in self.windows]
-        return tuple(window and CacheRule(window, spec.sinks) for window in windows)
+        return tuple(None if window is None else CacheRule(window, spec.sinks) for window in windows)
 
     def describe(self) -> dict[str, Any]:
         """The configuration and options, JSON-able."""
