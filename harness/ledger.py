@@ -81,7 +81,7 @@ class SequenceLedger:
 
     ``held`` is what a cache without a rule holds. ``kept`` says for every rule among the layers what a cache with that
     rule still has; ``refused``: the last trim or rollback was one that such a cache cannot do, so nobody did it;
-    ``bounded``: some cache has no rule, so a scheduler must bound it (the others bound themselves)."""
+    ``dense``: some cache has no rule."""
 
     owner: Owner = "pool"
     held: list[int] = field(default_factory=list)
@@ -96,11 +96,18 @@ class SequenceLedger:
     begun: bool = False
     kept: dict[CacheRule, list[int]] = field(default_factory=dict)
     refused: bool = False
-    bounded: bool = True
+    dense: bool = True
 
     @property
     def live_len(self) -> int:
         return len(self.held)
+
+    @property
+    def seen_len(self) -> int:
+        """Keys that the next token sees in the cache that shows it most: what a scheduler bounds."""
+        if self.dense:
+            return self.live_len
+        return max(len(rule.seen_from(self.offset, kept)) for rule, kept in self.kept.items())
 
     @property
     def live_start(self) -> int:
@@ -179,9 +186,9 @@ class SequenceLedger:
         A discard larger than what is not kept is cut to it: an unbounded n_discard is how llama.cpp's server was
         crashed (ggml-org/llama.cpp#24212), and it would eat the slots that ``keep`` promises.
         """
-        excess = (len(self.held) if self.bounded else 0) - rule.limit
-        if excess <= 0:
+        if self.owner == "model" or self.seen_len <= rule.limit:
             return 0
+        excess = len(self.held) - rule.limit
         if rule.generation == "trim":
             return self.trim_front(excess)
         if rule.generation == "sinks":
@@ -220,7 +227,7 @@ class PoolLedger:
 
     def _fresh(self, owner: Owner) -> SequenceLedger:
         kept: dict[CacheRule, list[int]] = {rule: [] for rule in self._rules if rule is not None}
-        return SequenceLedger(owner, kept=kept, bounded=None in self._rules)
+        return SequenceLedger(owner, kept=kept, dense=None in self._rules)
 
     def gather(self, operation: Operation) -> bool:
         """Let join and leave the batch who does so as the operation begins; returns whether anyone did."""

@@ -9,6 +9,7 @@ import numpy as np
 from harness.execution import Execution, Step
 from harness.findings import Violation
 from harness.judging import Judgement, Property, positions_are_whole
+from harness.oracle import of_layer
 from harness.target import Capability
 
 _AXES = ("T", "H", "W")
@@ -18,7 +19,7 @@ class PositionsAreAbsolute(Property):
     id = "positions_are_absolute"
     sentence = "Every rotation and every position-dependent scale is given the absolute position of its token."
     decisive_when = (
-        "keys were trimmed from the front, so that the absolute position is not the number of keys; where prompts hold "
+        "keys are gone from the front of a cache, so that the absolute position is not their number; where prompts hold "
         "images, one of them makes an M-RoPE id another number than the position"
     )
     needs: ClassVar = frozenset({Capability.POSITIONS})
@@ -56,6 +57,7 @@ class PositionsAreAbsolute(Property):
             if compared:
                 steps += 1
                 whole = compared == len(forward.seen.positions) and positions_are_whole(run, forward)
-                trimmed = len(forward.append.held) != forward.append.positions.start
+                start = forward.append.positions.start
+                trimmed = any(len(of_layer(forward.append, rule).held) != start for rule in set(run.target.rules))
                 decisive += whole and (trimmed if run.target.images is None else bool((places != positions).any()))
         return Judgement(steps, decisive, worst=0.0 if steps else None)

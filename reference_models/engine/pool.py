@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from .cache_file import load_caches, save_caches
 from .kv_cache import KVCache
+from .storage import Storage
 
 Owner = Literal["pool", "model"]
 """Pool-owned caches can be trimmed by the scheduler, model-owned ones cannot."""
@@ -197,6 +198,19 @@ class CachePool:
             return 0
         save_caches(path, caches)
         return self._replace(seq, tuple(load_caches(path)))
+
+    def to_storage(self, seq: int, storage: Storage) -> int:
+        """Go on with quantised caches (see ``KVCache.to_storage``) in the place of those of ``seq``.
+
+        Returns:
+            The number of caches; 0 for a model-owned sequence.
+
+        Raises:
+            ValueError: one of the caches refuses; none is replaced then.
+            UnknownSequence: seq is not open.
+        """
+        caches = self.scheduler_slice(seq)
+        return self._replace(seq, tuple(cache.to_storage(storage) for cache in caches)) if caches else 0
 
     def reset(self, seq: int) -> int:
         """Empty every cache of the scheduler's slice; returns their number. Raises UnknownSequence."""

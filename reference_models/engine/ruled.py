@@ -105,7 +105,7 @@ class RuledKVCache(KVCache):
         """Drop the n newest tokens: ``offset`` falls, ``live_start`` stays, the buffers stay allocated.
 
         Args:
-            n: tokens to drop, clamped to ``[0, offset - live_start]``.
+            n: tokens to drop, clamped to ``[0, offset - live_start]``; 0 changes nothing.
 
         Returns:
             The number of tokens dropped.
@@ -118,8 +118,9 @@ class RuledKVCache(KVCache):
         """
         self.check_rollback(n)
         n = min(n, self.offset - self.live_start)
-        self.offset -= n
-        self._rearrange([range(self.offset)])
+        if n:
+            self.offset -= n
+            self._rearrange([range(self.offset)])
         return n
 
     def check_trim_front(self, n: int, keep: int = 0) -> None:

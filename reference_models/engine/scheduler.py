@@ -8,7 +8,6 @@ import mlx.core as mx
 
 from .kv_cache import KVCache
 from .pool import CachePool, TrimReport
-from .visibility import EVERYTHING
 
 Generation = Literal["trim", "sinks", "shift"]
 """(a) trim the excess; (b) the same, keeping up to 4 sinks; (c) context shift."""
@@ -47,10 +46,9 @@ def enforce_max_kv_size(
     keep: int = 4,
     n_discard: int = 0,
 ) -> EnforceReport:
-    """Bound the live length of a sequence, the largest of its caches without a rule of their own; nothing happens while
-    ``live_len <= limit``.
+    """Bound the live length of a sequence; nothing happens while ``live_len <= limit``.
 
-    With ``excess = live_len - limit``:
+    With ``excess = offset - live_start - limit`` (of dense caches ``live_len - limit``):
 
     * "trim" drops ``excess`` and keeps no sinks;
     * "sinks" drops ``excess`` and keeps ``min(4, limit - 1)``;
@@ -77,18 +75,18 @@ def enforce_max_kv_size(
     _check_settings(limit, generation, keep, n_discard)
     # The longest cache decides: if the caches disagree, a short first one must not hide a due trim; the
     # pool raises on it instead.
-    # A cache with a rule bounds itself, and goes by position in whatever the others lose.
-    ruleless = (cache for cache in pool.scheduler_slice(seq) if cache.rule == EVERYTHING)
-    live = max((cache.live_len for cache in ruleless), default=0)
+    live = max((cache.live_len for cache in pool.scheduler_slice(seq)), default=0)
+    # What a trim counts: tokens since the last one, of which a cache with a rule of its own may see fewer.
+    tokens = max((cache.offset - cache.live_start for cache in pool.scheduler_slice(seq)), default=0)
     if generation == "trim":
         keep = 0
     elif generation == "sinks":
         keep = min(_SINKS, limit - 1)
     else:
         keep = min(keep, max(0, limit - 4))
-    depth = max(0, live - limit)
+    depth = tokens - limit if live > limit else 0
     if depth > 0 and generation == "shift":
-        beyond = live - keep
+        beyond = tokens - keep
         depth = min(beyond, max(depth, n_discard if n_discard > 0 else beyond // 2))
     trim = pool.trim_front(seq, depth, keep) if depth > 0 else TrimReport(0, ())
     return EnforceReport(seq, limit, generation, live, keep, depth, trim)

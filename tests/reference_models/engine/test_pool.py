@@ -159,3 +159,23 @@ def test_a_dense_and_a_rotating_cache_are_trimmed_together_or_not_at_all() -> No
     assert [sorted(cache.positions.tolist()) for cache in caches] == [[7, 8], [7, 8]]
     assert pool.rollback(seq, 1).removed == (1, 1)
     assert [cache.offset for cache in caches] == [8, 8]
+
+
+def test_a_sequence_becomes_quantised_whole_or_not_at_all() -> None:
+    def caches(*dims: int) -> list[KVCache]:
+        made = [KVCache() for _ in dims]
+        for cache, dim in zip(made, dims, strict=True):
+            cache.update_and_fetch(mx.ones((1, 1, 3, dim)), mx.ones((1, 1, 3, dim)))
+        return made
+
+    pool = CachePool()
+    even, odd, theirs = pool.open(caches(32, 64)), pool.open(caches(32, 8)), pool.open(caches(32), "model")
+    assert pool.to_storage(even, "affine8") == 2
+    assert [cache.storage for cache in pool.forward_caches(even)] == ["affine8", "affine8"]
+    with pytest.raises(ValueError, match="D=8"):
+        pool.to_storage(odd, "affine8")
+    assert pool.to_storage(theirs, "int8") == 0
+    assert {cache.storage for seq in (odd, theirs) for cache in pool.forward_caches(seq)} == {"rows"}
+    assert pool.to_storage(odd, "int8") == 2 and pool.live_len(odd) == 3
+    with pytest.raises(UnknownSequence):
+        pool.to_storage(9, "int8")

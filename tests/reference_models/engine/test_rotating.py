@@ -125,6 +125,7 @@ def test_a_rollback_is_allowed_while_what_it_needs_is_held() -> None:
     grown = filled(RotatingKVCache(6), 5)
     assert grown.rollback(3) == 3 and grown.positions.tolist() == [0, 1]
     ring = filled(RotatingKVCache(6), *[1] * 9)  # holds 3..8
+    assert ring.rollback(0) == 0 and ring.positions.tolist() == [6, 7, 8, 3, 4, 5]
     with pytest.raises(CannotTrim, match="roll back 2 tokens to position 7: 1 of the 5 keys that it sees are gone"):
         ring.rollback(2)
     assert ring.rollback(1) == 1 and ring.positions.tolist() == [3, 4, 5, 6, 7]
@@ -177,7 +178,7 @@ def test_no_front_trim_with_sinks(sinks: int, keep: int) -> None:
     for trim in (cache.trim_front, cache.check_trim_front):
         with pytest.raises(CannotTrim, match=f"{sinks} sinks, keeping {keep}"):
             trim(3, keep)
-    assert cache.trim_front(0, keep) == 0 and told(cache) == was
+    assert cache.trim_front(0, keep) == 0 == cache.rollback(0) and told(cache) == was
 
 
 def test_bad_arguments_are_refused_and_change_nothing() -> None:
