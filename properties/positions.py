@@ -19,7 +19,7 @@ class PositionsAreAbsolute(Property):
     id = "positions_are_absolute"
     sentence = "Every rotation and every position-dependent scale is given the absolute position of its token."
     decisive_when = (
-        "keys are gone from the front of a cache, so that the absolute position is not their number; where prompts hold "
+        "keys are gone from the front of a cache, so that the position is not their number; where prompts hold "
         "images, one of them makes an M-RoPE id another number than the position"
     )
     needs: ClassVar = frozenset({Capability.POSITIONS})
