@@ -44,6 +44,8 @@ class KeysEqualLedgerLiveLength(Property):
                         )
             steps += found
             decisive += found and forward.removed
+        if step.removal is not None and step.refuses != (step.removal.refused is not None):
+            return Judgement(steps, decisive)  # trim_reports_what_it_removed says it better
         for violation in self._cache_reports(run, step):
             return Judgement(steps + 1, decisive + 1, violation=violation)
         if step.told:

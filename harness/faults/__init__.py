@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from harness.faults import copies, image_outputs, images, one_path, outputs, reference, states, trims, widths, windows
+from harness.faults import (
+    copies,
+    image_outputs,
+    images,
+    kinds,
+    one_path,
+    outputs,
+    reference,
+    states,
+    trims,
+    widths,
+    windows,
+)
 from harness.faults.model import Fault
 
 FAULTS: tuple[Fault, ...] = (
@@ -12,6 +24,7 @@ FAULTS: tuple[Fault, ...] = (
     + windows.FAULTS
     + copies.FAULTS
     + states.FAULTS
+    + kinds.FAULTS
     + outputs.FAULTS
     + one_path.FAULTS
 )

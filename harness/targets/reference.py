@@ -17,7 +17,7 @@ from harness.targets.reference_session import ReferenceSession
 from harness.targets.witnesses import Witnesses
 from reference_models import registry
 from reference_models.drawn import drawn_variants, read_variant, variant_to_json
-from reference_models.engine import CacheSpec, KVCache, MaskPolicy
+from reference_models.engine import BlockPool, CacheSpec, KVCache, MaskPolicy, PagedKVCache
 from reference_models.hf import ConfigError
 from reference_models.registry import FAMILIES, UnknownFamily, Variant, variants
 
@@ -138,6 +138,10 @@ class ReferenceTarget:
 
     def open(self, owners: tuple[Owner, ...]) -> ReferenceSession:
         model = _model(self.variant, self.weights_seed)
+        spec = CACHES[self.storage]
+        if spec.kind == "paged" and spec.block is not None:  # all sequences take their blocks from the same pools
+            pools = [BlockPool(spec.block, spec.storage) for _ in self.attention_layers]
+            return ReferenceSession(model, self.policy, lambda: [PagedKVCache(pool) for pool in pools], owners)
         return ReferenceSession(model, self.policy, lambda: self.make_caches(model), owners)
 
     def renew(self) -> None:

@@ -1,0 +1,325 @@
+"""Bugs of caches that forget by themselves or lie in blocks: they show only on a target that has such caches."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import mlx.core as mx
+
+from harness.faults.model import Fault
+from harness.faults.patching import Patch, both, replacing
+from reference_models.engine import BlockPool, CannotTrim, ChunkedKVCache, PagedKVCache, RotatingKVCache, VisibilityRule
+from reference_models.engine.ruled import RuledKVCache
+from reference_models.engine.runs import found, joined
+
+_LENGTHS = "keys_equal_ledger_live_length"
+_CONTENT = "mask_shows_exactly_the_visible_set"
+_ROWS = "cached_rows_stay_what_they_were"
+_REPORTS = "trim_reports_what_it_removed"
+_CACHE_FREE = "outputs_equal_the_cache_free_forward"
+
+Plant = Callable[[], AbstractContextManager[None]]
+
+
+def _named(*kinds: str) -> Callable[[Any], bool]:
+    return lambda target: target.storage.startswith(kinds)
+
+
+_rotating, _chunked, _paged = _named("rotating"), _named("chunked"), _named("paged")
+_ruled = _named("rotating", "chunked")
+
+
+def _has_sinks(target: Any) -> bool:
+    return any(rule is not None and rule.sinks for rule in target.rules)
+
+
+def _made_with(kind: type, change: Callable[..., tuple[Any, ...]]) -> Plant:
+    """Caches of this kind are made with other sizes than they were told."""
+
+    def make(original: Any) -> Any:
+        def init(self: Any, *sizes: Any) -> None:
+            original(self, *change(*sizes))
+
+        return init
+
+    return replacing(kind, "__init__", make)
+
+
+def _seen(change: Patch) -> Plant:
+    return replacing(RuledKVCache, "_seen_from", change)
+
+
+def _no_cut(original: Any) -> Any:
+    return lambda self, query: found(self._held, [range(query)])
+
+
+def _no_cut_for_one_token(original: Any) -> Any:
+    """A single token behind an append of several is put behind all that is still there."""
+
+    def update_and_fetch(self: Any, keys: mx.array, values: mx.array) -> Any:
+        if keys.shape[2] > 1:
+            return original(self, keys, values)
+        with _seen(_no_cut)():
+            return original(self, keys, values)
+
+    return update_and_fetch
+
+
+def _cursor_one_off(original: Any) -> Any:
+    def overwritten(self: Any, n: int) -> int | None:
+        slot = original(self, n)
+        return slot if slot is None else self.sinks + (slot - self.sinks + 1) % (self.window - self.sinks)
+
+    return overwritten
+
+
+def _order_of_slots(original: Any) -> Any:
+    """A turned ring is taken for rows in order."""
+
+    def keep(self: Any, parts: list[tuple[int, range]]) -> None:
+        slots = sorted(slot + i for slot, run in parts for i in range(len(run)))
+        for side in (self._keys, self._values):
+            if side is not None:
+                side.take([range(slot, slot + 1) for slot in slots])
+        self._held = joined(run for _, run in parts)
+
+    return keep
+
+
+def _never_refuses(original: Any) -> Any:
+    return lambda self, n: None
+
+
+def _refuses_when_turned(original: Any) -> Any:
+    """Every rollback behind a token that took the slot of another; harmless for the caller, and a lie."""
+
+    def check_rollback(self: Any, n: int) -> None:
+        if n and self.offset - self.live_start > self.live_len:
+            raise CannotTrim("the ring has turned")
+        original(self, n)
+
+    return check_rollback
+
+
+def _trims_slots(original: Any) -> Any:
+    """The first n slots go, whatever stands in them."""
+
+    def trim_front(self: Any, n: int, keep: int = 0) -> int:
+        self.check_trim_front(n, keep)
+        n = min(n, self.offset - self.live_start)
+        slots = min(n, self.held_len)
+        held = [position for run in self._held for position in run]
+        self.live_start += n
+        for side in (self._keys, self._values):
+            if side is not None and slots:
+                side.take([range(slots, len(held))])
+        if slots:
+            self._held = joined(range(position, position + 1) for position in held[slots:])
+        return n
+
+    return trim_front
+
+
+def _mask_of(change: Callable[[VisibilityRule], VisibilityRule]) -> Plant:
+    def make(original: Any) -> Any:
+        def mask(self: VisibilityRule, queries: mx.array, keys: mx.array) -> mx.array:
+            shown: mx.array = original(change(self), queries, keys)
+            return shown
+
+        return mask
+
+    return replacing(VisibilityRule, "mask", make)
+
+
+def _never_drops_a_chunk(original: Any) -> Any:
+    def before(self: VisibilityRule, query: int) -> tuple[range, ...]:
+        seen: tuple[range, ...] = original(self, query)
+        return seen if self.chunk is None else tuple(part for part in (range(query),) if part)
+
+    return before
+
+
+def _writes_to_shared_blocks(original: Any) -> Any:
+    return lambda self, block: block
+
+
+def _shares_without_counting(original: Any) -> Any:
+    """A copy has the blocks, and the pool does not know: who gives them back first, takes them from the other."""
+
+    def share(self: BlockPool, blocks: Any) -> None:
+        return None
+
+    return share
+
+
+def _releases_what_it_can(original: Any) -> Any:
+    def release(self: BlockPool, blocks: Any) -> None:
+        original(self, [block for block in blocks if self._owners[block]])
+
+    return release
+
+
+@contextmanager
+def _uncounted() -> Iterator[None]:
+    with both(
+        replacing(BlockPool, "share", _shares_without_counting),
+        replacing(BlockPool, "release", _releases_what_it_can),
+    )():
+        try:
+            yield
+        finally:
+            gc.collect()  # caches that are gone give their blocks back now, not to a pool that counts again
+
+
+def _forgets_its_place(original: Any) -> Any:
+    def slots(self: Any, first: int, last: int) -> mx.array:
+        taken: mx.array = original(self, first - self.first, last - self.first)
+        return taken
+
+    return slots
+
+
+def _counts_blocks_as_slots(original: Any) -> Any:
+    """A rollback leaves a block too few when the last one is full."""
+
+    def truncate(self: Any, live: int) -> None:
+        original(self, live)
+        if live and len(self.table) > 1 and (self.first + live) % self.pool.block == 0:
+            self.table[-1] = self.table[-2]
+
+    return truncate
+
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "ring-one-too-large",
+        "a rotating cache keeps one key more than its window",
+        _LENGTHS,
+        _made_with(RotatingKVCache, lambda window, *rest: (window + 1, *rest)),
+        "ml-explore/mlx-lm#390",
+        shown_on=_rotating,
+    ),
+    Fault(
+        "ring-one-too-small",
+        "a rotating cache keeps one key less than its window",
+        _LENGTHS,
+        _made_with(RotatingKVCache, lambda window, sinks=0, *rest: (max(window - 1, sinks + 1), sinks, *rest)),
+        shown_on=lambda target: any(rule and rule.window and rule.window - rule.sinks > 1 for rule in target.rules),
+    ),
+    Fault(
+        "ring-never-cuts",
+        "an append of several tokens keeps all old keys",
+        _LENGTHS,
+        _seen(_no_cut),
+        shown_on=_ruled,
+    ),
+    Fault(
+        "ring-cut-skipped-for-one-token",
+        "a single token behind an append of several sees all that the append left",
+        _LENGTHS,
+        replacing(RuledKVCache, "update_and_fetch", _no_cut_for_one_token),
+        shown_on=_ruled,
+    ),
+    Fault(
+        "ring-cursor-one-off",
+        "a single token takes the slot of the second oldest key",
+        _CACHE_FREE,
+        replacing(RotatingKVCache, "_overwritten", _cursor_one_off),
+        shown_on=lambda target: any(rule and rule.window and rule.window - rule.sinks > 1 for rule in target.rules),
+    ),
+    Fault(
+        "ring-taken-for-rows-in-order",
+        "an append of several tokens behind a turned ring does not put its rows in order of time first",
+        _ROWS,
+        replacing(RuledKVCache, "_keep", _order_of_slots),
+        shown_on=_rotating,
+    ),
+    Fault(
+        "ring-rolls-back-across-its-turn",
+        "a rollback to where keys have been overwritten is done as if they were there",
+        _REPORTS,
+        replacing(RuledKVCache, "check_rollback", _never_refuses),
+        "ml-explore/mlx-swift-lm#424 (a rewind of a wrapped window silently did nothing)",
+        shown_on=_ruled,
+    ),
+    Fault(
+        "ring-refuses-once-turned",
+        "a rollback is refused although all the keys that it needs are there",
+        _REPORTS,
+        replacing(RuledKVCache, "check_rollback", _refuses_when_turned),
+        shown_on=_ruled,
+    ),
+    Fault(
+        "ring-loses-its-sinks",
+        "a rotating cache keeps the newest keys of its window and no sinks",
+        _LENGTHS,
+        _made_with(RotatingKVCache, lambda window, sinks=0, *rest: (window, 0, *rest)),
+        shown_on=_has_sinks,
+    ),
+    Fault(
+        "sinks-beside-the-window",
+        "sinks are kept in addition to the window instead of as a part of it",
+        _LENGTHS,
+        _made_with(RotatingKVCache, lambda window, sinks=0, *rest: (window + sinks, sinks, *rest)),
+        shown_on=_has_sinks,
+    ),
+    Fault(
+        "ring-trimmed-by-slots",
+        "a front trim of a turned ring drops its first slots, which are not its oldest keys",
+        _LENGTHS,
+        replacing(RuledKVCache, "trim_front", _trims_slots),
+        shown_on=lambda target: _ruled(target) and not _has_sinks(target),
+    ),
+    Fault(
+        "mask-forgets-the-rule-of-the-cache",
+        "the mask of a chunk shows every key that a rotating or chunked cache still returns",
+        _CONTENT,
+        _mask_of(lambda rule: VisibilityRule()),
+        shown_on=_ruled,
+    ),
+    Fault(
+        "chunk-one-too-long",
+        "chunks of chunked attention have one token more",
+        _LENGTHS,
+        _made_with(ChunkedKVCache, lambda chunk, *rest: (chunk + 1, *rest)),
+        shown_on=_chunked,
+    ),
+    Fault(
+        "earlier-chunks-stay",
+        "a chunked cache never drops the keys of earlier chunks",
+        _LENGTHS,
+        replacing(VisibilityRule, "before", _never_drops_a_chunk),
+        shown_on=_chunked,
+    ),
+    Fault(
+        "shared-block-written",
+        "a fork writes into a block that its source has as well, without a copy of it",
+        "forks_share_nothing",
+        replacing(BlockPool, "own", _writes_to_shared_blocks),
+        shown_on=_paged,
+    ),
+    Fault(
+        "block-not-counted-for-its-copy",
+        "a copy has blocks that the pool gives to somebody else once their first owner is done with them",
+        "forks_share_nothing",
+        _uncounted,
+        shown_on=_paged,
+    ),
+    Fault(
+        "front-trim-forgets-its-place-in-the-block",
+        "behind a front trim the first block is read from its beginning",
+        _ROWS,
+        replacing(PagedKVCache, "_slots", _forgets_its_place),
+        shown_on=_paged,
+    ),
+    Fault(
+        "wrong-block-behind-a-rollback",
+        "a rollback to the end of a block puts the block before it in its place",
+        _ROWS,
+        replacing(PagedKVCache, "_truncate", _counts_blocks_as_slots),
+        shown_on=_paged,
+    ),
+)
