@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from harness.faults.model import Fault
 from harness.faults.patching import both, replacing
-from reference_models.engine import KVCache, kv_cache
+from reference_models.engine import KVCache, side
 
 _CACHE_FREE = "outputs_equal_the_cache_free_forward"
 
@@ -130,7 +130,7 @@ FAULTS: tuple[Fault, ...] = (
         "one-int8-scale-for-all-heads",
         "an Int8 cache multiplies every head by the scale of the first",
         _CACHE_FREE,
-        replacing(kv_cache, "quantise_rows", _one_scale_for_all_heads),
+        replacing(side, "quantise_rows", _one_scale_for_all_heads),
         shown_on=_rounds_several_heads,
     ),
 )

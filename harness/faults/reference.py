@@ -13,7 +13,7 @@ from harness.faults.model import Fault
 from harness.faults.patching import replacing as _replacing
 from reference_models import rope
 from reference_models.engine import CachePool, KVCache, masks
-from reference_models.engine.kv_cache import _Side
+from reference_models.engine.side import Side as _Side
 
 
 def _mask(change: Callable[[mx.array, int, str], mx.array]) -> Callable[[], AbstractContextManager[None]]:

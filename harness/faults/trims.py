@@ -11,7 +11,7 @@ import mlx.core as mx
 from harness.faults.model import Fault
 from harness.faults.patching import Patch, replacing
 from reference_models.engine import CachePool, KVCache, scheduler
-from reference_models.engine.kv_cache import _Side
+from reference_models.engine.side import Side as _Side
 
 _LENGTHS = "keys_equal_ledger_live_length"
 _ROWS = "cached_rows_stay_what_they_were"
