@@ -4,6 +4,7 @@ Parameter names are those of the Hugging Face checkpoints (``self_attn.q_proj``,
 """
 
 from collections.abc import Callable, Sequence
+from typing import Literal, get_args
 
 import mlx.core as mx
 from mlx import nn
@@ -14,6 +15,9 @@ from reference_models.engine.kv_cache import KVCache
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 
 Rotation = Callable[[mx.array, mx.array], tuple[mx.array, mx.array]]
+
+LayerType = Literal["full_attention", "sliding_attention"]
+"""What ``layer_types`` of a config says of a layer."""
 
 
 class SwiGLU(nn.Module):
@@ -89,7 +93,7 @@ class Trunk(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(vocab, hidden)
         self.layers = list(layers)
-        self.norm = nn.RMSNorm(hidden, eps=eps)
+        self.norm: nn.Module = nn.RMSNorm(hidden, eps=eps)
 
 
 class Block(nn.Module):
@@ -124,6 +128,19 @@ def check_heads(heads: int, kv_heads: int, head_dim: int) -> None:
         raise ValueError(f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads})")
     if head_dim < 2 or head_dim % 2:
         raise ValueError(f"head_dim must be even and positive, not {head_dim}: RoPE turns pairs")
+
+
+def check_split(hidden: int, heads: int) -> None:
+    """Raise ValueError unless the width of the model splits into its heads."""
+    if hidden % heads:
+        raise ValueError(f"hidden_size ({hidden}) must be a multiple of num_attention_heads ({heads})")
+
+
+def check_types(kinds: Sequence[str] | None, count: int) -> None:
+    """Raise ValueError unless ``layer_types`` is absent or names a known type for each of ``count`` layers."""
+    known = get_args(LayerType)
+    if kinds is not None and (len(kinds) != count or set(kinds) - set(known)):
+        raise ValueError(f"layer_types must name one of {', '.join(known)} for each of {count} layers")
 
 
 def check_positive(**sizes: int) -> None:

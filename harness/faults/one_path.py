@@ -72,14 +72,23 @@ def _shares_heads(target: Any) -> bool:
     return any(1 < (block.attention.n_heads_in_group or 1) < heads for block in blocks)
 
 
-def _norm_without_weight(original: Any) -> Any:
-    def norm(self: Any, x: mx.array) -> mx.array:
-        if x.ndim == 3 and x.shape[1] == 1:
-            return mx.fast.rms_norm(x, None, self.eps)
-        out: mx.array = original(self, x)
-        return out
+def _norms_without_weight() -> Any:
+    """Of whichever kind a family has."""
 
-    return norm
+    def planted(bare: Any) -> Any:
+        def make(original: Any) -> Any:
+            def norm(self: Any, x: mx.array) -> mx.array:
+                out: mx.array = bare(self, x) if x.ndim == 3 and x.shape[1] == 1 else original(self, x)
+                return out
+
+            return norm
+
+        return make
+
+    return both(
+        replacing(nn.RMSNorm, "__call__", planted(lambda self, x: mx.fast.rms_norm(x, None, self.eps))),
+        replacing(nn.LayerNorm, "__call__", planted(lambda self, x: mx.fast.layer_norm(x, None, None, self.eps))),
+    )
 
 
 def _latent_not_normed(original: Any) -> Any:
@@ -163,7 +172,7 @@ FAULTS: tuple[Fault, ...] = (
         "norm-without-weight-for-one-token",
         "the path for a single token leaves out the weights of the norms",
         _CACHE_FREE,
-        replacing(nn.RMSNorm, "__call__", _norm_without_weight),
+        _norms_without_weight(),
     ),
     Fault(
         "latent-not-normed-on-later-writes",

@@ -76,7 +76,10 @@ class ReferenceTarget:
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        return frozenset(Capability) - (frozenset() if self.path == "images" else {Capability.IMAGES})
+        lacking = set() if self.path == "images" else {Capability.IMAGES}
+        if not getattr(self.variant.config, "rotates", True):
+            lacking.add(Capability.POSITIONS)
+        return frozenset(Capability) - lacking
 
     @property
     def turns_by_mrope(self) -> bool:

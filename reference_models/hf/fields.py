@@ -118,6 +118,13 @@ class Fields:
             raise ConfigError(f"{self.title(name)} must be a list of whole numbers, not {found!r:.60}")
         return tuple(found)
 
+    def names(self, name: str) -> tuple[str, ...] | None:
+        """A list of names; None where it is absent."""
+        found = self.value(name, None)
+        if found is not None and not (isinstance(found, list) and all(isinstance(entry, str) for entry in found)):
+            raise ConfigError(f"{self.title(name)} must be a list of names, not {found!r:.60}")
+        return None if found is None else tuple(found)
+
     def refuse(self, name: str, *harmless: object, why: str) -> None:
         """ConfigError if the field holds anything but null or a harmless value: the model would be another one."""
         found = self.data.get(name)
@@ -148,3 +155,19 @@ def rope_fields(fields: Fields) -> Fields:
     merged["rope_type"] = merged.get("rope_type", merged.pop("type", "default"))
     merged.pop("type", None)
     return Fields(merged, where or fields.title("rope_scaling"))
+
+
+def common_fields(text: Fields) -> dict[str, Any]:
+    """What every family has, under one name."""
+    text.refuse("hidden_act", "silu", why="only silu is modelled")
+    return {
+        "vocab_size": text.size("vocab_size"),
+        "hidden_size": text.size("hidden_size"),
+        "num_hidden_layers": text.size("num_hidden_layers"),
+        "num_attention_heads": text.size("num_attention_heads"),
+    }
+
+
+def context_size(rope_settings: Fields) -> int:
+    """``original_max_position_embeddings`` of some RoPE settings, in tokens."""
+    return int(rope_settings.number("original_max_position_embeddings", high=LARGEST_CONTEXT))

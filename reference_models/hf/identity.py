@@ -16,13 +16,15 @@ TRAITS: Mapping[str, re.Pattern[str]] = {
         "norms on q and k": r"\.self_attn\.(q_norm|k_norm)\.weight$",
         "a bias on q": r"\.self_attn\.q_proj\.bias$",
         "routed experts": r"\.mlp\.(experts|switch_mlp)\.",
+        "a second norm in their layers": r"\.post_attention_layernorm\.weight$",
         "linear replacements": r"\.(self_attn\.linear(_attn)?|mlp\.linear(_mlp)?)\.weight$",
     }.items()
 }
-_RECURRENT, _LATENT, _NORMS, _BIAS, _EXPERTS, _LINEAR = TRAITS
+_RECURRENT, _LATENT, _NORMS, _BIAS, _EXPERTS, _SECOND, _LINEAR = TRAITS
 
 #: Family -> traits its weights must have, and traits that none of them has. A trait in neither may come or not.
 EXPECTED: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
+    "cohere2": (frozenset(), frozenset({_RECURRENT, _LATENT, _NORMS, _BIAS, _EXPERTS, _SECOND, _LINEAR})),
     "mistral4": (frozenset({_LATENT}), frozenset({_RECURRENT, _NORMS, _LINEAR})),
     "nemotron_nas": (frozenset(), frozenset({_RECURRENT, _LATENT, _NORMS, _EXPERTS})),
     "qwen2_vl": (frozenset({_BIAS}), frozenset({_RECURRENT, _LATENT, _NORMS, _EXPERTS, _LINEAR})),
@@ -32,6 +34,8 @@ EXPECTED: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
 
 #: Names that a folder or a repository may carry, punctuation removed -> the families that may be inside.
 ALIASES: Mapping[str, tuple[str, ...]] = {
+    "cohere2": ("cohere2",),
+    "commandr7b": ("cohere2",),
     "mistral4": ("mistral4",),
     "nemotronnas": ("nemotron_nas",),
     "decilm": ("nemotron_nas",),

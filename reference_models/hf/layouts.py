@@ -25,12 +25,15 @@ _NEVER_PACKED = re.compile(r"(norm\.weight|\.bias)$|^vision_tower\.")  # as mlx-
 ROUTER_BITS = 8  # mlx-lm gives the routers of this kind 8 bits, whatever the rest has
 
 ARCHITECTURES = {
+    "cohere2": "Cohere2ForCausalLM",
     "mistral4": "Mistral4ForCausalLM",
     "nemotron_nas": "DeciLMForCausalLM",
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
     "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
 }
+#: Fields that are not written where our Config has none.
+_LEFT_OUT = ("layer_types", "sliding_window_pattern")
 #: Families that transformers does not have: their Hugging Face names are those of code inside the checkpoint.
 ONLY_MLX = ("nemotron_nas",)
 
@@ -120,6 +123,8 @@ def config_to_json(family: str, config: Any, dtype: str) -> dict[str, Any]:
     if not text.get("use_sliding_window", True):  # the rest says nothing then
         for name in ("sliding_window", "max_window_layers", "layer_types"):
             del text[name]
+    if family not in _VISION_FAMILIES:  # an absent field is a default, a null is no value to some readers
+        text = {name: value for name, value in text.items() if value is not None or name not in _LEFT_OUT}
     text["hidden_act"] = "silu"
     ends: dict[str, Any] = {
         "bos_token_id": token_id("<|endoftext|>"),
@@ -159,6 +164,8 @@ def _tower(family: str, config: Any, tower: dict[str, Any]) -> dict[str, Any]:
 
 def _own_fields(family: str, config: Any) -> dict[str, Any]:
     """What published readers ask for and our Config leaves out."""
+    if family == "cohere2":
+        return {"model_type": family, "head_dim": config.head_dim}
     if family == "mistral4":
         return {
             "model_type": "mistral4",

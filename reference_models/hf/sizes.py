@@ -19,6 +19,7 @@ from reference_models import (
     qwen3_vl_moe,
     rope,
 )
+from reference_models.hf import text_sizes
 
 #: Special tokens behind the 256 bytes, in order of their ids.
 SPECIAL = (
@@ -225,6 +226,7 @@ def _interleaved(*sections: int) -> rope.MRopeScaling:
 
 SIZES: Mapping[str, Mapping[str, Callable[[], Any]]] = {
     "tiny": {
+        "cohere2": lambda: text_sizes.cohere2_tiny(_TRUNK),
         "mistral4": _mistral4_tiny,
         "nemotron_nas": _nemotron_tiny,
         "qwen2_vl": _qwen2_vl_tiny,
@@ -232,6 +234,7 @@ SIZES: Mapping[str, Mapping[str, Callable[[], Any]]] = {
         "qwen3_vl_moe": _qwen3_vl_moe_tiny,
     },
     "published": {
+        "cohere2": text_sizes.cohere2_published,
         "mistral4": _mistral4_published,
         "nemotron_nas": _nemotron_published,
         "qwen2_vl": _qwen2_vl_published,

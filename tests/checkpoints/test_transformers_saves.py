@@ -122,7 +122,17 @@ def qwen3_vl_moe() -> Any:
     return transformers.Qwen3VLMoeForConditionalGeneration(config)
 
 
+def cohere2() -> Any:
+    fields = {
+        "num_hidden_layers": 4,
+        "sliding_window": 5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+    }
+    return transformers.Cohere2ForCausalLM(transformers.Cohere2Config(**BASE | fields))
+
+
 MAKERS = {
+    "cohere2": cohere2,
     "mistral4": mistral4,
     "mistral3": mistral3,
     "qwen2_vl": qwen2_vl,
@@ -162,7 +172,7 @@ def test_a_saved_model_is_the_same_model(kind: str, size: str, tmp_path: Path) -
     assert far <= TOLERANCE
     checkpoint = open_checkpoint(tmp_path / "saved")
     assert checkpoint.family == ("mistral4" if kind == "mistral3" else kind)
-    assert bool(checkpoint.vision) == (kind != "mistral4")
+    assert bool(checkpoint.vision) == (kind in (*VISION_KINDS, "mistral3"))
 
 
 VISION_KINDS = ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
@@ -194,7 +204,7 @@ def pixels(inputs: Inputs) -> dict[str, np.ndarray]:
     return {name: array for name, array in found.items() if array is not None}
 
 
-@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "mistral4"])
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "mistral4", "cohere2"])
 def test_the_dialect_of_transformers_4_says_the_same(kind: str, tmp_path: Path) -> None:
     model, theirs = made(kind)
     model.save_pretrained(tmp_path / "saved")
@@ -214,6 +224,9 @@ def test_the_dialect_of_transformers_4_says_the_same(kind: str, tmp_path: Path) 
     if kind == "qwen2_vl":  # flat, as published
         config |= text | {"model_type": "qwen2_vl", "tie_word_embeddings": config["tie_word_embeddings"]}
         del config["text_config"]
+    if kind == "cohere2":  # as published
+        del config["layer_types"], text["rope_scaling"]
+        config["sliding_window_pattern"] = 4
     if kind == "qwen3_vl_moe":
         del config["tie_word_embeddings"], text["tie_word_embeddings"]
         text["mlp_only_layers"] = [0]

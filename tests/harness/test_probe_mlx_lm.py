@@ -1,4 +1,4 @@
-"""The probe on the five families as mlx-lm ships them, with mlx-lm's own caches."""
+"""The probe on our families as mlx-lm ships them, with mlx-lm's own caches."""
 
 from __future__ import annotations
 
@@ -73,6 +73,7 @@ NEMOTRON = {
     ],
 }
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "cohere2": ("cohere2", {**TEXT, "sliding_window": 64, "sliding_window_pattern": 2}),
     "mistral4": ("mistral4", MISTRAL4),
     "nemotron_nas": ("nemotron-nas", NEMOTRON),
     "qwen2_vl": ("qwen2_vl", {"text_config": {**TEXT, "model_type": "qwen2"}}),

@@ -77,3 +77,15 @@ def few_experts(case: Case) -> bool:
     """An expert layer whose groups hold one expert each."""
     config = case.config
     return config.n_routed_experts // config.n_group < 2 and config.first_k_dense_replace < config.num_hidden_layers
+
+
+def long_pattern(case: Case) -> bool:
+    """The pattern of a cohere2, 4 where its config has none, reaches beyond the last layer."""
+    return (case.config.sliding_window_pattern or 4) > case.config.num_hidden_layers
+
+
+def layer_types_as_patterns_of_four(case: Case) -> bool:
+    """``layer_types`` of a cohere2 that a pattern of four would not give, in a model that has four layers."""
+    config = case.config
+    by_four = [None if number % 4 == 0 else config.sliding_window for number in range(1, config.num_hidden_layers + 1)]
+    return config.layer_types is not None and not long_pattern(case) and list(config.windows) != by_four

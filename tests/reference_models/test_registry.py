@@ -12,7 +12,7 @@ from mlx import nn
 from mlx.utils import tree_flatten
 
 import reference_models
-from reference_models import mistral4, nemotron_nas, qwen2_vl, qwen3_vl, qwen3_vl_moe, registry, rope, weights
+from reference_models import cohere2, mistral4, nemotron_nas, qwen2_vl, qwen3_vl, qwen3_vl_moe, registry, rope, weights
 
 
 def test_families_are_sorted_and_their_variants_have_names_of_their_own() -> None:
@@ -26,7 +26,7 @@ def test_families_are_sorted_and_their_variants_have_names_of_their_own() -> Non
 
 
 @pytest.mark.parametrize(
-    ("asked", "nearest"), [("qwen3vl", "qwen3_vl"), ("nemotron-nas", "nemotron_nas"), ("gpt", "mistral4")]
+    ("asked", "nearest"), [("qwen3vl", "qwen3_vl"), ("nemotron-nas", "nemotron_nas"), ("gpt", "cohere2")]
 )
 def test_an_unknown_family_names_the_nearest(asked: str, nearest: str) -> None:
     with pytest.raises(registry.UnknownFamily, match=nearest):
@@ -63,6 +63,14 @@ def test_weights_keep_the_scale_of_their_input() -> None:
 
 SECTIONS = rope.MRopeScaling((2, 1, 1))
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    (cohere2, {"num_key_value_heads": 3}, "num_key_value_heads"),
+    (cohere2, {"num_attention_heads": 5}, "hidden_size"),
+    (cohere2, {"num_attention_heads": 32, "num_key_value_heads": 1}, "head_dim"),
+    (cohere2, {"sliding_window": 0}, "sliding_window"),
+    (cohere2, {"sliding_window_pattern": -1}, "sliding_window_pattern"),
+    (cohere2, {"logit_scale": 0.0}, "logit_scale"),
+    (cohere2, {"layer_types": ("full_attention",)}, "layer_types"),
+    (cohere2, {"layer_types": ("full_attention", "sliding_attention")}, "disagree"),
     (mistral4, {"qk_rope_head_dim": 7}, "even"),
     (mistral4, {"num_experts_per_tok": 5}, "num_experts_per_tok"),
     (mistral4, {"n_group": 3}, "n_group"),

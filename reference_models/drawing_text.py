@@ -1,0 +1,42 @@
+"""Drawing of the text families that came after the first five; see ``drawing`` for what a chooser is."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from reference_models import cohere2
+from reference_models.choosing import Choose, flag, grouped_heads, layers, vocabulary
+from reference_models.layers import LayerType
+
+#: Windows, in tokens: smaller than a chunk, hardly larger, so small that a token sees its neighbour or itself alone.
+_WINDOWS = (4, 3, 2, 1, 8)
+
+
+def _types(choose: Choose, count: int, simplest: LayerType) -> tuple[LayerType, ...]:
+    """Of every layer on its own."""
+    kinds: Sequence[LayerType] = ("sliding_attention", "full_attention")
+    if simplest == "full_attention":
+        kinds = tuple(reversed(kinds))
+    return tuple(choose(kinds) for _ in range(count))
+
+
+def cohere2_config(choose: Choose, _images: bool) -> cohere2.Config:
+    """Patterns from "every layer sees everything" to "none does", the default one, or any choice of layers."""
+    count = layers(choose)
+    heads, kv_heads, head_dim = grouped_heads(choose)
+    how: dict[str, Any] = {"sliding_window_pattern": choose((2, 1, 3, 4, 5, None))}
+    if flag(choose):
+        how = {"layer_types": _types(choose, count, "sliding_attention")}
+    return cohere2.Config(
+        vocab_size=vocabulary(choose),
+        hidden_size=heads * head_dim,
+        intermediate_size=choose((32, 24, 40)),
+        num_hidden_layers=count,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        sliding_window=choose(_WINDOWS),
+        rope_theta=choose((100.0, 10000.0, 50000.0)),
+        layer_norm_eps=choose((1e-5, 1e-6)),
+        logit_scale=choose((0.25, 0.0625, 1.0)),
+        tie_word_embeddings=flag(choose),
+        **how,
+    )

@@ -1,0 +1,37 @@
+"""What must come up when the later text families are drawn: a name, and what a Config of that kind is like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Awkward = dict[str, Callable[[Any], bool]]
+
+GROUPED: Awkward = {
+    "one layer": lambda c: c.num_hidden_layers == 1,
+    "four layers": lambda c: c.num_hidden_layers == 4,
+    "one KV head for several": lambda c: c.num_key_value_heads == 1 < c.num_attention_heads,
+    "every head its own": lambda c: c.num_key_value_heads == c.num_attention_heads > 1,
+    "three KV heads": lambda c: c.num_key_value_heads == 3,
+    "tied": lambda c: c.tie_word_embeddings,
+    "not tied": lambda c: not c.tie_word_embeddings,
+    "odd vocabulary": lambda c: c.vocab_size % 2 == 1,
+}
+WINDOWED: Awkward = {
+    "all sliding": lambda c: all(c.windows) and len(c.windows) > 1,
+    "none sliding": lambda c: not any(c.windows) and len(c.windows) > 1,
+    "both kinds": lambda c: any(c.windows) and not all(c.windows),
+    "a token sees itself alone": lambda c: 1 in c.windows,
+    "a window of two": lambda c: 2 in c.windows,
+    "the first layer sees everything": lambda c: c.windows[0] is None and any(c.windows),
+}
+COHERE2 = (
+    GROUPED
+    | WINDOWED
+    | {
+        "nothing said of where": lambda c: c.sliding_window_pattern is None is c.layer_types,
+        "layer by layer": lambda c: c.layer_types is not None,
+        "a pattern longer than the model": lambda c: (c.sliding_window_pattern or 0) > c.num_hidden_layers,
+        "logits not scaled": lambda c: c.logit_scale == 1,
+    }
+)
