@@ -267,6 +267,7 @@ _DRAWERS: Mapping[str, Callable[[Choose, bool], Any]] = {
     "cohere2": drawing_text.cohere2_config,
     "mistral4": _mistral4,
     "nemotron_nas": _nemotron_nas,
+    "olmo3": drawing_text.olmo3_config,
     "qwen2_vl": _qwen2_vl,
     "qwen3_vl": _qwen3_vl,
     "qwen3_vl_moe": _qwen3_vl_moe,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from reference_models import cohere2
+from reference_models import cohere2, olmo3
 from reference_models.choosing import Choose, flag, grouped_heads, layers, vocabulary
 from reference_models.layers import LayerType
 
@@ -11,11 +11,9 @@ from reference_models.layers import LayerType
 _WINDOWS = (4, 3, 2, 1, 8)
 
 
-def _types(choose: Choose, count: int, simplest: LayerType) -> tuple[LayerType, ...]:
+def _types(choose: Choose, count: int) -> tuple[LayerType, ...]:
     """Of every layer on its own."""
     kinds: Sequence[LayerType] = ("sliding_attention", "full_attention")
-    if simplest == "full_attention":
-        kinds = tuple(reversed(kinds))
     return tuple(choose(kinds) for _ in range(count))
 
 
@@ -25,7 +23,7 @@ def cohere2_config(choose: Choose, _images: bool) -> cohere2.Config:
     heads, kv_heads, head_dim = grouped_heads(choose)
     how: dict[str, Any] = {"sliding_window_pattern": choose((2, 1, 3, 4, 5, None))}
     if flag(choose):
-        how = {"layer_types": _types(choose, count, "sliding_attention")}
+        how = {"layer_types": _types(choose, count)}
     return cohere2.Config(
         vocab_size=vocabulary(choose),
         hidden_size=heads * head_dim,
@@ -39,4 +37,37 @@ def cohere2_config(choose: Choose, _images: bool) -> cohere2.Config:
         logit_scale=choose((0.25, 0.0625, 1.0)),
         tie_word_embeddings=flag(choose),
         **how,
+    )
+
+
+def _olmo3_yarn(choose: Choose) -> olmo3.YarnScaling:
+    """Contexts of a few positions; the first betas put both ends of the ramp inside a head of a few pairs."""
+    fast, slow = choose(((0.3, 0.05), (32.0, 1.0), (4.0, 1.0)))
+    return olmo3.YarnScaling(
+        factor=choose((4.0, 1.0, 8.0)),
+        original_max_position_embeddings=choose((8, 16, 64)),
+        beta_fast=fast,
+        beta_slow=slow,
+        attention_factor=choose((None, 1.3)),
+    )
+
+
+def olmo3_config(choose: Choose, _images: bool) -> olmo3.Config:
+    """Every fourth layer sees everything, or any choice of layers; stretched or not."""
+    count = layers(choose)
+    heads, kv_heads, head_dim = grouped_heads(choose)
+    return olmo3.Config(
+        vocab_size=vocabulary(choose),
+        hidden_size=heads * head_dim,
+        intermediate_size=choose((32, 24, 40)),
+        num_hidden_layers=count,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        sliding_window=choose(_WINDOWS),
+        layer_types=_types(choose, count) if choose((True, True, False)) else None,
+        rope_theta=choose((100.0, 10000.0, 500000.0)),
+        rope_scaling=_olmo3_yarn(choose) if flag(choose) else None,
+        rms_norm_eps=choose((1e-6, 1e-5)),
+        attention_bias=flag(choose),
+        tie_word_embeddings=flag(choose),
     )

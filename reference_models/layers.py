@@ -63,15 +63,18 @@ class GroupedAttention(nn.Module):
 
     def __call__(self, x: mx.array, rotation: Rotation, cache: KVCache, mask: mx.array | None) -> mx.array:
         """``x [B, L, hidden]`` kept. ``rotation`` maps q and k before the cache takes the new rows."""
-        q = split_heads(self.q_proj(x), self.head_dim)
-        k = split_heads(self.k_proj(x), self.head_dim)
-        v = split_heads(self.v_proj(x), self.head_dim)
-        if self.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = self.project(x)
         q, k = rotation(q, k)
         k, v = cache.update_and_fetch(k, v)
         out = mx.fast.scaled_dot_product_attention(q, k, v, scale=self.head_dim**-0.5, mask=mask)
         return self.o_proj(merge_heads(out))
+
+    def project(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """q ``[B, heads, L, D]``, k and v ``[B, kv_heads, L, D]`` of ``x [B, L, hidden]``, normed but not rotated."""
+        q = split_heads(self.q_proj(x), self.head_dim)
+        k = split_heads(self.k_proj(x), self.head_dim)
+        v = split_heads(self.v_proj(x), self.head_dim)
+        return (self.q_norm(q), self.k_norm(k), v) if self.qk_norm else (q, k, v)
 
 
 def split_heads(x: mx.array, head_dim: int) -> mx.array:

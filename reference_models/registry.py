@@ -13,7 +13,7 @@ from reference_models.engine.masks import MaskPolicy
 from reference_models.mistral4 import CacheForm
 from reference_models.weights import randomise
 
-FAMILIES: tuple[str, ...] = ("cohere2", "mistral4", "nemotron_nas", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
+FAMILIES: tuple[str, ...] = ("cohere2", "mistral4", "nemotron_nas", "olmo3", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
 """Sorted names; each is a module of this package with ``Config``, ``Model`` and ``TINY``."""
 
 OPTIONS: Mapping[str, tuple[Mapping[str, str], ...]] = {

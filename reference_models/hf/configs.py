@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from reference_models import cohere2, mistral4, nemotron_nas, qwen2_vl, qwen3_vl, qwen3_vl_moe, rope
+from reference_models import cohere2, mistral4, nemotron_nas, olmo3, qwen2_vl, qwen3_vl, qwen3_vl_moe, rope
 from reference_models.hf import text_configs
 from reference_models.hf.fields import ConfigError, Fields, rope_fields
 from reference_models.hf.fields import common_fields as _common
@@ -23,6 +23,7 @@ MODEL_TYPES: Mapping[str, str] = {
     "nemotron-nas": "nemotron_nas",
     "nemotron_nas": "nemotron_nas",
     "deci": "nemotron_nas",
+    "olmo3": "olmo3",
     "qwen2_vl": "qwen2_vl",
     "qwen2_vl_text": "qwen2_vl",
     "qwen3_vl": "qwen3_vl",
@@ -248,6 +249,7 @@ _MODULES: Mapping[str, Any] = {
     "cohere2": cohere2,
     "mistral4": mistral4,
     "nemotron_nas": nemotron_nas,
+    "olmo3": olmo3,
     "qwen2_vl": qwen2_vl,
     "qwen3_vl": qwen3_vl,
     "qwen3_vl_moe": qwen3_vl_moe,
@@ -256,6 +258,7 @@ _PARSERS: Mapping[str, Callable[[Fields], dict[str, Any]]] = {
     "cohere2": text_configs.cohere2,
     "mistral4": _mistral4,
     "nemotron_nas": _nemotron_nas,
+    "olmo3": text_configs.olmo3,
     "qwen2_vl": _qwen2_vl,
     "qwen3_vl": _qwen3,
     "qwen3_vl_moe": _qwen3_vl_moe,

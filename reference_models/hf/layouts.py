@@ -28,6 +28,7 @@ ARCHITECTURES = {
     "cohere2": "Cohere2ForCausalLM",
     "mistral4": "Mistral4ForCausalLM",
     "nemotron_nas": "DeciLMForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
     "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
@@ -172,11 +173,24 @@ def _own_fields(family: str, config: Any) -> dict[str, Any]:
             "num_key_value_heads": config.num_attention_heads,
             "qk_head_dim": config.qk_head_dim,
         }
+    if family == "olmo3":
+        return {"model_type": family} | _turnings(config)
     if family == "nemotron_nas":
         return {"model_type": "nemotron-nas"}
     if family == "qwen3_vl_moe":
         return {"norm_topk_prob": True}
     return {}
+
+
+def _turnings(config: Any) -> dict[str, Any]:
+    """RoPE of OLMo 3 as published, and in the words of transformers 5, which takes the published ``rope_theta`` for the
+    layers that see everything alone (tests/checkpoints/test_transformers_saves.py)."""
+    theta, scaling = {"rope_theta": config.rope_theta}, config.rope_scaling
+    full: dict[str, Any] = {"rope_type": "default"}
+    if scaling is not None:
+        full = {"rope_type": "yarn"} | {name: said for name, said in asdict(scaling).items() if said is not None}
+    kinds = {"full_attention": full | theta, "sliding_attention": {"rope_type": "default"} | theta}
+    return {"rope_scaling": None if scaling is None else full, "rope_parameters": kinds}
 
 
 def _small_tower(family: str, config: Any) -> dict[str, Any]:

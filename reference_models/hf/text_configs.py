@@ -1,13 +1,15 @@
 """config.json of the text families that came after the first five; see ``configs``.
 
-Sources: the configs published with ``CohereForAI/c4ai-command-r7b-12-2024``; the configuration classes of transformers
-5, whose defaults count for absent fields, since a saved config may leave out whatever is the default.
+Sources: the configs published with ``CohereForAI/c4ai-command-r7b-12-2024`` and ``allenai/Olmo-3-7B-Instruct``; the
+configuration classes of transformers 5, whose defaults count for absent fields, since a saved config may leave out
+whatever is the default.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from reference_models.hf.fields import Fields, common_fields, rope_fields
+from reference_models import olmo3 as olmo3_model
+from reference_models.hf.fields import ConfigError, Fields, common_fields, context_size, rope_fields
 
 
 def cohere2(text: Fields) -> dict[str, Any]:
@@ -39,3 +41,50 @@ _COHERE2_AS_PUBLISHED: Mapping[str, object] = {
     "position_embedding_type": "rope_gptj",
     "rotary_pct": 1.0,
 }
+
+
+def olmo3(text: Fields) -> dict[str, Any]:
+    """Config arguments. Published: one theta, and a scaling meant for the layers that see everything; transformers 5
+    writes the settings of either kind of layer on their own."""
+    kinds = text.nested("rope_parameters")
+    merged, sliding = text, Fields({})
+    if "full_attention" in kinds or "sliding_attention" in kinds:
+        sliding = kinds.nested("sliding_attention")
+        sliding.refuse("rope_type", "default", why="only layers that see everything are stretched")
+        merged = Fields({**text.data, "rope_parameters": kinds.nested("full_attention").data}, text.where)
+    settings = rope_fields(merged)
+    theta = settings.number("rope_theta", 500000.0)
+    sliding.refuse("rope_theta", theta, why=f"the layers that see everything have {theta:g}, and there is one for all")
+    heads = text.size("num_attention_heads")
+    text.refuse("head_dim", text.size("hidden_size") // heads, why="it is hidden_size / num_attention_heads here")
+    return common_fields(text) | {
+        "intermediate_size": text.size("intermediate_size"),
+        "num_key_value_heads": text.size("num_key_value_heads", heads),
+        "sliding_window": text.size("sliding_window", 4096),
+        "layer_types": text.names("layer_types"),
+        "rope_theta": theta,
+        "rope_scaling": _olmo3_yarn(settings),
+        "rms_norm_eps": text.number("rms_norm_eps", 1e-5),
+        "attention_bias": text.flag("attention_bias", False),
+    }
+
+
+def _olmo3_yarn(settings: Fields) -> olmo3_model.YarnScaling | None:
+    settings.refuse("rope_type", "default", "yarn", why="this family turns plainly or by yarn")
+    if settings.text("rope_type") == "default":
+        return None
+    for name in ("mscale", "mscale_all_dim"):
+        settings.refuse(name, why="attention_factor says it in this family")
+    settings.refuse("truncate", True, why="the ramp starts and ends at whole pairs here")
+    try:
+        return olmo3_model.YarnScaling(
+            factor=settings.number("factor"),
+            original_max_position_embeddings=context_size(settings),
+            beta_fast=settings.number("beta_fast", 32.0),
+            beta_slow=settings.number("beta_slow", 1.0),
+            attention_factor=settings.number("attention_factor", None),
+        )
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{settings.where}: {error}") from error

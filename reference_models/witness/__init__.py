@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reference_models.witness import cohere2, mistral4, nemotron_nas, qwen
+from reference_models.witness import cohere2, mistral4, nemotron_nas, olmo3, qwen
 from reference_models.witness.parts import Array, Weights, product, rms_norm
 from reference_models.witness.rows import Gaps, Rows
 from reference_models.witness.sequence import Sequence
@@ -21,6 +21,7 @@ _FAMILIES: Mapping[str, Callable[[Any, Weights, Sequence, Rows, Gaps], Array]] =
     "cohere2": cohere2.hidden_states,
     "mistral4": mistral4.hidden_states,
     "nemotron_nas": nemotron_nas.hidden_states,
+    "olmo3": olmo3.hidden_states,
     "qwen2_vl": qwen.hidden_states,
     "qwen3_vl": qwen.hidden_states,
     "qwen3_vl_moe": qwen.hidden_states,

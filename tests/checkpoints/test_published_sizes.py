@@ -40,6 +40,8 @@ def one_layer(family: str) -> Any:
         changes = {"num_hidden_layers": 2, "block_configs": (first, last)}
     if family == "cohere2":  # one layer of each kind
         changes = {"num_hidden_layers": 2, "sliding_window_pattern": 2}
+    if family == "olmo3":
+        changes = {"num_hidden_layers": 2, "layer_types": ("sliding_attention", "full_attention")}
     if tower := getattr(config, "vision", None):
         deepstack = {} if family == "qwen2_vl" else {"deepstack_visual_indexes": (0,)}
         changes["vision"] = dataclasses.replace(tower, depth=1, **deepstack)

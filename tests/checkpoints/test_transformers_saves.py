@@ -131,8 +131,20 @@ def cohere2() -> Any:
     return transformers.Cohere2ForCausalLM(transformers.Cohere2Config(**BASE | fields))
 
 
+def olmo3() -> Any:
+    default = {"rope_type": "default", "rope_theta": 100.0}
+    yarn = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 8}
+    fields = {
+        "num_hidden_layers": 4,
+        "sliding_window": 5,
+        "rope_parameters": {"full_attention": yarn, "sliding_attention": default},
+    }
+    return transformers.Olmo3ForCausalLM(transformers.Olmo3Config(**BASE | fields))
+
+
 MAKERS = {
     "cohere2": cohere2,
+    "olmo3": olmo3,
     "mistral4": mistral4,
     "mistral3": mistral3,
     "qwen2_vl": qwen2_vl,
@@ -204,7 +216,7 @@ def pixels(inputs: Inputs) -> dict[str, np.ndarray]:
     return {name: array for name, array in found.items() if array is not None}
 
 
-@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "mistral4", "cohere2"])
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "mistral4", "cohere2", "olmo3"])
 def test_the_dialect_of_transformers_4_says_the_same(kind: str, tmp_path: Path) -> None:
     model, theirs = made(kind)
     model.save_pretrained(tmp_path / "saved")
@@ -212,6 +224,7 @@ def test_the_dialect_of_transformers_4_says_the_same(kind: str, tmp_path: Path) 
     config = json.loads(path.read_text())
     text = config.get("text_config", config)
     parameters = text.pop("rope_parameters")
+    parameters = parameters.get("full_attention", parameters)
     text["rope_theta"] = parameters.pop("rope_theta")
     text["rope_scaling"] = parameters
     kept = parameters.pop("rope_type")
@@ -246,3 +259,10 @@ def test_half_precision_is_kept_or_cast(kind: str, dtype: str, tmp_path: Path) -
     assert np.abs(wide - theirs).max() < (0.05 if dtype == "float16" else 0.5) * theirs.std()
     kept = load_model(checkpoint)
     assert str(kept.model.norm.weight.dtype) == f"mlx.core.{dtype}"
+
+
+def test_transformers_gives_a_published_theta_to_some_layers_of_olmo3() -> None:
+    """Why we write both dialects. The published 7B has the default theta, where nobody notices."""
+    read = transformers.Olmo3Config.from_dict(BASE | {"rope_theta": 100.0})
+    thetas = {kind: settings["rope_theta"] for kind, settings in read.rope_parameters.items()}
+    assert thetas == {"full_attention": 100.0, "sliding_attention": 500000.0}, "FIXED? then one dialect is enough"

@@ -76,6 +76,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("cohere2", {**TEXT, "sliding_window": 64, "sliding_window_pattern": 2}),
     "mistral4": ("mistral4", MISTRAL4),
     "nemotron_nas": ("nemotron-nas", NEMOTRON),
+    "olmo3": ("olmo3", {**TEXT, "sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}),
     "qwen2_vl": ("qwen2_vl", {"text_config": {**TEXT, "model_type": "qwen2"}}),
     "qwen3_vl": ("qwen3_vl", {"text_config": {**TEXT, "model_type": "qwen3"}}),
     "qwen3_vl_moe": ("qwen3_vl_moe", {"text_config": {**TEXT, **MOE, "model_type": "qwen3_moe"}}),

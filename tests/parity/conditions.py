@@ -89,3 +89,11 @@ def layer_types_as_patterns_of_four(case: Case) -> bool:
     config = case.config
     by_four = [None if number % 4 == 0 else config.sliding_window for number in range(1, config.num_hidden_layers + 1)]
     return config.layer_types is not None and not long_pattern(case) and list(config.windows) != by_four
+
+
+def own_attention_factor(case: Case) -> bool:
+    """An olmo3 whose layers that see everything scale what they rotated by another number than YaRN's own."""
+    scaling = case.config.rope_scaling
+    if scaling is None or all(case.config.windows):
+        return False
+    return bool(scaling.amplitude != rope.yarn_mscale(scaling.factor, 1.0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.parity.conditions import layer_types_as_patterns_of_four, long_pattern
+from tests.parity.conditions import layer_types_as_patterns_of_four, long_pattern, own_attention_factor
 from tests.parity.entry import Limitation
 
 TEXT_LIMITATIONS: tuple[Limitation, ...] = (
@@ -39,5 +39,27 @@ TEXT_LIMITATIONS: tuple[Limitation, ...] = (
         holds=layer_types_as_patterns_of_four,
         span=(1e-2, 40.0),
         why="ModelArgs has no layer_types: without sliding_window_pattern every fourth layer sees everything",
+    ),
+    Limitation(
+        id="mlx-lm-one-kind-of-layer",
+        peer="mlx-lm",
+        families=("olmo3",),
+        versions=">=0.32.2",
+        kind="limitation",
+        condition="all layers have a sliding window, or none has",
+        holds=lambda case: len(set(case.config.windows)) == 1,
+        says="is not in list",
+        why="Olmo3Model looks for the first layer of either kind, which it takes its masks from",
+    ),
+    Limitation(
+        id="mlx-lm-attention-factor",
+        peer="mlx-lm",
+        families=("olmo3",),
+        versions=">=0.32.2",
+        kind="known failure",
+        condition="attention_factor is another one than 0.1 ln(factor) + 1",
+        holds=own_attention_factor,
+        span=(1e-3, 40.0),
+        why="initialize_rope reads factor and betas of yarn, and no attention_factor",
     ),
 )

@@ -35,3 +35,14 @@ COHERE2 = (
         "logits not scaled": lambda c: c.logit_scale == 1,
     }
 )
+OLMO3 = (
+    GROUPED
+    | WINDOWED
+    | {
+        "nothing said of where": lambda c: c.layer_types is None,
+        "stretched": lambda c: c.rope_scaling is not None and not all(c.windows),
+        "not stretched": lambda c: c.rope_scaling is None,
+        "a factor of its own": lambda c: c.rope_scaling is not None and c.rope_scaling.attention_factor is not None,
+        "biases": lambda c: c.attention_bias,
+    }
+)

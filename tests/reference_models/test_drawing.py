@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten
 from reference_models import registry
 from reference_models.drawing import VISION_FAMILIES, draw_config
 from reference_models.weights import randomise
-from tests.reference_models.awkward import COHERE2, Awkward
+from tests.reference_models.awkward import COHERE2, OLMO3, Awkward
 
 DRAWS = 2000
 PATHS = [(family, False) for family in registry.FAMILIES] + [(family, True) for family in VISION_FAMILIES]
@@ -106,6 +106,7 @@ AWKWARD: dict[str, tuple[Awkward, Awkward]] = {
     "cohere2": (COHERE2, {}),
     "mistral4": (MISTRAL4, {}),
     "nemotron_nas": (NEMOTRON, {}),
+    "olmo3": (OLMO3, {}),
     "qwen2_vl": (QWEN, TOWER),
     "qwen3_vl": (QWEN3, TOWER3),
     "qwen3_vl_moe": (MOE, TOWER3),

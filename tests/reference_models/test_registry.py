@@ -12,7 +12,18 @@ from mlx import nn
 from mlx.utils import tree_flatten
 
 import reference_models
-from reference_models import cohere2, mistral4, nemotron_nas, qwen2_vl, qwen3_vl, qwen3_vl_moe, registry, rope, weights
+from reference_models import (
+    cohere2,
+    mistral4,
+    nemotron_nas,
+    olmo3,
+    qwen2_vl,
+    qwen3_vl,
+    qwen3_vl_moe,
+    registry,
+    rope,
+    weights,
+)
 
 
 def test_families_are_sorted_and_their_variants_have_names_of_their_own() -> None:
@@ -81,6 +92,10 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (nemotron_nas, {"num_hidden_layers": 3}, "block_configs"),
     (nemotron_nas, {"num_attention_heads": 3}, "hidden_size"),
     (nemotron_nas, {"num_attention_heads": 32}, "head_dim"),
+    (olmo3, {"num_key_value_heads": 3}, "num_key_value_heads"),
+    (olmo3, {"num_attention_heads": 5}, "hidden_size"),
+    (olmo3, {"sliding_window": 0}, "sliding_window"),
+    (olmo3, {"layer_types": ("chunked_attention",) * 2}, "layer_types"),
     (qwen2_vl, {"num_key_value_heads": 3}, "num_key_value_heads"),
     (qwen2_vl, {"num_attention_heads": 2}, "mrope_section"),
     (qwen2_vl, {"num_attention_heads": 5}, "hidden_size"),

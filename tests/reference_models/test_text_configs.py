@@ -25,7 +25,7 @@ def read(*arguments: Any, **changes: Any) -> Any:
     return config_from_json(written(*arguments, **changes))[1]
 
 
-@pytest.mark.parametrize("family", ["cohere2"])
+@pytest.mark.parametrize("family", ["cohere2", "olmo3"])
 def test_every_tiny_config_is_read_back(family: str) -> None:
     for variant in registry.variants(family):
         name, config, _ = config_from_json(config_to_json(family, variant.config, "float32"))
@@ -52,6 +52,31 @@ def test_which_layers_of_cohere2_have_a_window(changes: dict[str, Any], windows:
     assert again.windows == windows
 
 
+DEFAULT: dict[str, Any] = {"rope_type": "default", "rope_theta": 100.0}
+YARN = DEFAULT | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
+
+
+@pytest.mark.parametrize(
+    ("said", "factor"),
+    [
+        ({"rope_theta": 100.0, "rope_scaling": None}, None),
+        ({"rope_theta": 100.0, "rope_scaling": YARN}, 4.0),
+        (
+            {"rope_theta": 100.0, "rope_scaling": {"type": "yarn", "factor": 2, "original_max_position_embeddings": 8}},
+            2.0,
+        ),
+        ({"rope_parameters": {"full_attention": YARN, "sliding_attention": DEFAULT}}, 4.0),
+        ({"rope_parameters": {"sliding_attention": DEFAULT}, "rope_theta": 100.0}, None),
+        ({"rope_parameters": YARN}, 4.0),
+    ],
+)
+def test_how_olmo3_turns(said: dict[str, Any], factor: float | None) -> None:
+    nothing = dict.fromkeys(("rope_parameters", "rope_scaling", "rope_theta"), ...)
+    config = read("olmo3", "plain", **nothing | said)
+    assert config.rope_theta == 100.0
+    assert (None if config.rope_scaling is None else config.rope_scaling.factor) == factor
+
+
 def test_who_ties_when_nothing_is_said() -> None:
     data = written("cohere2", "plain", tie_word_embeddings=...)
     for has_lm_head, tied in ((None, True), (True, False), (False, True)):
@@ -74,6 +99,25 @@ def test_who_ties_when_nothing_is_said() -> None:
         ("cohere2", "published-pattern", {"sliding_window_pattern": 0}, "sliding_window_pattern must lie in 1"),
         ("cohere2", "published-pattern", {"logit_scale": 0}, "logit_scale must be above 0"),
         ("cohere2", "published-pattern", {"num_attention_heads": 0}, "num_attention_heads must lie in 1"),
+        ("olmo3", "plain", {"rope_theta": 5.0}, "rope_theta is 5.0, but"),
+        ("olmo3", "plain", {"rope_scaling": {"rope_type": "llama3"}}, "rope_type is '(llama3|default)'"),
+        ("olmo3", "yarn", {"rope_scaling": {"rope_type": "yarn", "mscale": 1.0}}, "mscale is 1.0: attention_factor"),
+        ("olmo3", "yarn", {"rope_scaling": {"rope_type": "yarn", "truncate": False}}, "truncate is False"),
+        ("olmo3", "yarn", {"rope_scaling": {"rope_type": "yarn", "factor": 8.0}}, "factor is 8.0, but"),
+        (
+            "olmo3",
+            "plain",
+            {"rope_parameters": {"sliding_attention": YARN, "full_attention": DEFAULT}},
+            "sliding_attention.rope_type is 'yarn'",
+        ),
+        (
+            "olmo3",
+            "plain",
+            {"rope_parameters": {"sliding_attention": {"rope_theta": 7.0}, "full_attention": DEFAULT}},
+            "sliding_attention.rope_theta is 7.0",
+        ),
+        ("olmo3", "plain", {"layer_types": [SLIDING]}, "layer_types must name one of"),
+        ("olmo3", "plain", {"head_dim": 16}, "head_dim is 16"),
     ],
 )
 def test_what_a_model_here_does_not_do_is_refused(
