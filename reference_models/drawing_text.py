@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from reference_models import cohere2, olmo3
+from reference_models import cohere2, minicpm3, olmo3
 from reference_models.choosing import Choose, flag, grouped_heads, layers, vocabulary
 from reference_models.layers import LayerType
 
@@ -68,6 +68,42 @@ def olmo3_config(choose: Choose, _images: bool) -> olmo3.Config:
         rope_theta=choose((100.0, 10000.0, 500000.0)),
         rope_scaling=_olmo3_yarn(choose) if flag(choose) else None,
         rms_norm_eps=choose((1e-6, 1e-5)),
+        attention_bias=flag(choose),
+        tie_word_embeddings=flag(choose),
+    )
+
+
+def _long_rope(choose: Choose, pairs: int) -> tuple[minicpm3.LongRope, int]:
+    """Factors, and the context that the model is made for: its original one, longer than any prompt that is drawn, or
+    several times a very short one."""
+    short = tuple(1.0 + index / 4 for index in range(pairs)) if flag(choose) else (1.0,) * pairs
+    longer = tuple(2.0 + 2 * index for index in range(pairs)) if choose((True, True, False)) else short
+    original, context = choose(((64, 64), (8, 32), (4, 64), (16, 24)))
+    return minicpm3.LongRope(short, longer, original), context
+
+
+def minicpm3_config(choose: Choose, _images: bool) -> minicpm3.Config:
+    """Ranks below and above the widths that grow from them; the scales as published, milder, and none."""
+    heads = choose((1, 2, 3, 4))
+    rope_dim = choose((8, 2, 4, 16))
+    scaling, context = _long_rope(choose, rope_dim // 2)
+    return minicpm3.Config(
+        vocab_size=vocabulary(choose),
+        hidden_size=heads * choose([size for size in (8, 12, 16, 32) if heads * size >= 16]),
+        intermediate_size=choose((32, 24, 40)),
+        num_hidden_layers=layers(choose),
+        num_attention_heads=heads,
+        q_lora_rank=choose((16, 24)),
+        kv_lora_rank=choose((16, 24)),
+        qk_nope_head_dim=choose((8, 4, 12)),
+        qk_rope_head_dim=rope_dim,
+        rope_scaling=scaling,
+        max_position_embeddings=context,
+        rope_theta=choose((100.0, 10000.0)),
+        scale_emb=choose((1.0, 2.0, 12.0)),
+        scale_depth=choose((1.4, 1.0)),
+        dim_model_base=choose((16, 8, 48)),
+        rms_norm_eps=choose((1e-5, 1e-6)),
         attention_bias=flag(choose),
         tie_word_embeddings=flag(choose),
     )

@@ -13,12 +13,20 @@ from reference_models.engine.masks import MaskPolicy
 from reference_models.mistral4 import CacheForm
 from reference_models.weights import randomise
 
-FAMILIES: tuple[str, ...] = ("cohere2", "mistral4", "nemotron_nas", "olmo3", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
+FAMILIES: tuple[str, ...] = (
+    "cohere2",
+    "minicpm3",
+    "mistral4",
+    "nemotron_nas",
+    "olmo3",
+    "qwen2_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+)
 """Sorted names; each is a module of this package with ``Config``, ``Model`` and ``TINY``."""
 
-OPTIONS: Mapping[str, tuple[Mapping[str, str], ...]] = {
-    "mistral4": tuple({"cache_form": form} for form in get_args(CacheForm)),
-}
+_CACHE_FORMS = tuple({"cache_form": form} for form in get_args(CacheForm))
+OPTIONS: Mapping[str, tuple[Mapping[str, str], ...]] = {"minicpm3": _CACHE_FORMS, "mistral4": _CACHE_FORMS}
 """Constructor options that multiply the variants of a family; a family without an entry has none."""
 
 

@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 
 from harness.faults.model import Fault
 from harness.faults.patching import both, replacing
-from reference_models import layers, mistral4, moe
+from reference_models import latent, layers, mistral4, moe
 
 _CACHE_FREE = "outputs_equal_the_cache_free_forward"
 _WITNESS = "outputs_equal_the_witness"
@@ -29,7 +29,7 @@ def _scale_after_a_trim() -> Any:
 
         return attention
 
-    def latent(original: Any) -> Any:
+    def compressed(original: Any) -> Any:
         def attention(self: Any, x: mx.array, positions: Any, cache: Any, mask: Any) -> mx.array:
             scale = self.scale
             self.scale = scale * (1.1 if cache.live_start else 1)
@@ -43,7 +43,8 @@ def _scale_after_a_trim() -> Any:
 
     return both(
         replacing(layers.GroupedAttention, "__call__", grouped),
-        replacing(mistral4.LatentAttention, "__call__", latent),
+        replacing(mistral4.LatentAttention, "__call__", compressed),
+        replacing(latent.LatentAttention, "__call__", compressed),
     )
 
 
@@ -138,6 +139,10 @@ def _is_latent(target: Any) -> bool:
     return hasattr(target.variant.config, "kv_lora_rank")
 
 
+def _scales_queries(target: Any) -> bool:
+    return hasattr(getattr(target.variant.config, "rope_parameters", None), "llama_4_scaling_beta")
+
+
 def _sums_in_reverse(original: Any) -> Any:
     def linear(self: Any, x: mx.array) -> mx.array:
         out: mx.array = x[..., ::-1] @ self.weight[:, ::-1].T
@@ -178,7 +183,10 @@ FAULTS: tuple[Fault, ...] = (
         "latent-not-normed-on-later-writes",
         "the latent is normed when the cache is empty, and not behind that",
         _CACHE_FREE,
-        replacing(mistral4.LatentAttention, "__call__", _latent_not_normed),
+        both(
+            replacing(mistral4.LatentAttention, "__call__", _latent_not_normed),
+            replacing(latent.LatentAttention, "__call__", _latent_not_normed),
+        ),
         shown_on=_is_latent,
     ),
     Fault(
@@ -186,7 +194,7 @@ FAULTS: tuple[Fault, ...] = (
         "a chunk behind a trim scales its queries by the number of keys held, after the right scale was computed",
         _CACHE_FREE,
         replacing(mistral4.LatentAttention, "__call__", _scale_by_live_length),
-        shown_on=_is_latent,
+        shown_on=_scales_queries,
     ),
     Fault(
         "another-expert-for-one-token",

@@ -10,6 +10,7 @@ from typing import Any
 Json = Mapping[str, Any]
 ROPE_NAMES = ("rope_parameters", "rope_scaling")
 
+LARGEST_CONTEXT = 1 << 40
 #: Largest sizes that are taken seriously; far above every published model, far below what would exhaust memory.
 LARGEST: Mapping[str, int] = {
     "vocab_size": 1 << 24,
@@ -33,9 +34,9 @@ LARGEST: Mapping[str, int] = {
     "spatial_merge_size": 1 << 6,
     "temporal_patch_size": 1 << 8,
     "sliding_window": 1 << 40,
+    "max_position_embeddings": LARGEST_CONTEXT,
 }
 LARGEST_OTHER = 1 << 16
-LARGEST_CONTEXT = 1 << 40
 
 
 class ConfigError(ValueError):
@@ -117,6 +118,14 @@ class Fields:
         if not good or isinstance(found, str):
             raise ConfigError(f"{self.title(name)} must be a list of whole numbers, not {found!r:.60}")
         return tuple(found)
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of finite numbers."""
+        found = self.value(name)
+        if not isinstance(found, list) or len(found) > LARGEST_OTHER:
+            raise ConfigError(f"{self.title(name)} must be a list of numbers, not {found!r:.60}")
+        entries = Fields({f"{name}[{index}]": entry for index, entry in enumerate(found)}, self.where)
+        return tuple(entries.number(entry) for entry in entries.data)
 
     def names(self, name: str) -> tuple[str, ...] | None:
         """A list of names; None where it is absent."""

@@ -26,6 +26,7 @@ _RECURRENT, _LATENT, _NORMS, _BIAS, _EXPERTS, _SECOND, _BEHIND, _LINEAR = TRAITS
 #: Family -> traits its weights must have, and traits that none of them has. A trait in neither may come or not.
 EXPECTED: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
     "cohere2": (frozenset(), frozenset({_RECURRENT, _LATENT, _NORMS, _BIAS, _EXPERTS, _SECOND, _LINEAR})),
+    "minicpm3": (frozenset({_LATENT, _SECOND}), frozenset({_RECURRENT, _NORMS, _BIAS, _EXPERTS, _BEHIND, _LINEAR})),
     "mistral4": (frozenset({_LATENT}), frozenset({_RECURRENT, _NORMS, _LINEAR})),
     "nemotron_nas": (frozenset(), frozenset({_RECURRENT, _LATENT, _NORMS, _EXPERTS})),
     "olmo3": (frozenset({_NORMS, _SECOND, _BEHIND}), frozenset({_RECURRENT, _LATENT, _EXPERTS, _LINEAR})),
@@ -38,6 +39,7 @@ EXPECTED: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "cohere2": ("cohere2",),
     "commandr7b": ("cohere2",),
+    "minicpm3": ("minicpm3",),
     "mistral4": ("mistral4",),
     "nemotronnas": ("nemotron_nas",),
     "decilm": ("nemotron_nas",),

@@ -20,12 +20,15 @@ Layout = Literal["hf", "mlx"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 _VISION_FAMILIES = ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
+#: Whose latent attention mlx-lm holds as two matrices; in the other it keeps the published one.
+_ABSORBED = ("mistral4",)
 _EXPERT = re.compile(r"^(.*\.mlp)\.experts\.(gate|up|down)_proj$")
 _NEVER_PACKED = re.compile(r"(norm\.weight|\.bias)$|^vision_tower\.")  # as mlx-vlm does unless told otherwise
 ROUTER_BITS = 8  # mlx-lm gives the routers of this kind 8 bits, whatever the rest has
 
 ARCHITECTURES = {
     "cohere2": "Cohere2ForCausalLM",
+    "minicpm3": "MiniCPM3ForCausalLM",
     "mistral4": "Mistral4ForCausalLM",
     "nemotron_nas": "DeciLMForCausalLM",
     "olmo3": "Olmo3ForCausalLM",
@@ -50,7 +53,7 @@ def weights_in(layout: Layout, family: str, config: Any, weights: Mapping[str, m
     for name, array in weights.items():
         if expert := _EXPERT.match(name):
             made |= _expert(layout, family, expert[1], expert[2], weights)
-        elif layout == "mlx" and name.endswith("self_attn.kv_b_proj.weight"):
+        elif layout == "mlx" and family in _ABSORBED and name.endswith("self_attn.kv_b_proj.weight"):
             made |= _absorbed(name.removesuffix("kv_b_proj.weight"), config, array)
         elif layout == "mlx" and name == PATCHES:
             made[name] = array.transpose(0, 2, 3, 4, 1)  # channels last
@@ -172,6 +175,19 @@ def _own_fields(family: str, config: Any) -> dict[str, Any]:
             "model_type": "mistral4",
             "num_key_value_heads": config.num_attention_heads,
             "qk_head_dim": config.qk_head_dim,
+        }
+    if family == "minicpm3":
+        scaling = config.rope_scaling
+        return {
+            "model_type": family,
+            "num_key_value_heads": config.num_attention_heads,
+            "max_position_embeddings": config.max_position_embeddings,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": list(scaling.short_factor),
+                "long_factor": list(scaling.long_factor),
+                "original_max_position_embeddings": scaling.original_max_position_embeddings,
+            },
         }
     if family == "olmo3":
         return {"model_type": family} | _turnings(config)

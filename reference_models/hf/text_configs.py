@@ -1,13 +1,14 @@
 """config.json of the text families that came after the first five; see ``configs``.
 
-Sources: the configs published with ``CohereForAI/c4ai-command-r7b-12-2024`` and ``allenai/Olmo-3-7B-Instruct``; the
-configuration classes of transformers 5, whose defaults count for absent fields, since a saved config may leave out
-whatever is the default.
+Sources: the configs published with ``CohereForAI/c4ai-command-r7b-12-2024``, ``allenai/Olmo-3-7B-Instruct`` and
+``openbmb/MiniCPM3-4B``; the configuration classes of transformers 5, whose defaults count for absent fields, since a
+saved config may leave out whatever is the default.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
+from reference_models import minicpm3 as minicpm3_model
 from reference_models import olmo3 as olmo3_model
 from reference_models.hf.fields import ConfigError, Fields, common_fields, context_size, rope_fields
 
@@ -83,6 +84,48 @@ def _olmo3_yarn(settings: Fields) -> olmo3_model.YarnScaling | None:
             beta_fast=settings.number("beta_fast", 32.0),
             beta_slow=settings.number("beta_slow", 1.0),
             attention_factor=settings.number("attention_factor", None),
+        )
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{settings.where}: {error}") from error
+
+
+def minicpm3(text: Fields) -> dict[str, Any]:
+    """Config arguments."""
+    heads, hidden = text.size("num_attention_heads"), text.size("hidden_size")
+    text.refuse("v_head_dim", hidden // heads, why="it is hidden_size / num_attention_heads in the published models")
+    text.refuse("num_key_value_heads", heads, why="latent attention has a key for every query head")
+    text.refuse("mlp_bias", False, why="no published model of this family has one")
+    settings = rope_fields(text)
+    scaling, context = _long_rope(settings), text.size("max_position_embeddings", 32768)
+    stretch = context / scaling.original_max_position_embeddings
+    settings.refuse("factor", stretch, why=f"max_position_embeddings / original_max_position_embeddings is {stretch:g}")
+    settings.refuse("attention_factor", why="it follows from the two contexts in this family")
+    return common_fields(text) | {
+        "intermediate_size": text.size("intermediate_size"),
+        "q_lora_rank": text.size("q_lora_rank"),
+        "kv_lora_rank": text.size("kv_lora_rank"),
+        "qk_nope_head_dim": text.size("qk_nope_head_dim"),
+        "qk_rope_head_dim": text.size("qk_rope_head_dim"),
+        "rope_scaling": scaling,
+        "max_position_embeddings": context,
+        "rope_theta": settings.number("rope_theta", 10000.0),
+        "scale_emb": text.number("scale_emb", 12.0),
+        "scale_depth": text.number("scale_depth", 1.4),
+        "dim_model_base": text.size("dim_model_base", 256),
+        "rms_norm_eps": text.number("rms_norm_eps", 1e-5),
+        "attention_bias": text.flag("attention_bias", False),
+    }
+
+
+def _long_rope(settings: Fields) -> minicpm3_model.LongRope:
+    settings.refuse("rope_type", "longrope", why="this family turns by longrope")
+    try:
+        return minicpm3_model.LongRope(
+            short_factor=settings.numbers("short_factor"),
+            long_factor=settings.numbers("long_factor"),
+            original_max_position_embeddings=context_size(settings),
         )
     except ConfigError:
         raise

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from reference_models import cohere2, olmo3
+from reference_models import cohere2, minicpm3, olmo3
 from reference_models.layers import LayerType
 
 
@@ -49,4 +49,38 @@ def olmo3_published() -> olmo3.Config:
         rope_scaling=olmo3.YarnScaling(
             factor=8.0, original_max_position_embeddings=8192, attention_factor=1.2079441541679836
         ),
+    )
+
+
+def minicpm3_tiny(trunk: Mapping[str, Any]) -> minicpm3.Config:
+    """Made for no more than its original context, and with one list of factors, as published; the scales are milder."""
+    slowed = (1.0, 1.1, 1.2, 1.4, 2.0, 3.0, 5.0, 8.0)
+    return minicpm3.Config(
+        **trunk,
+        intermediate_size=96,
+        q_lora_rank=32,
+        kv_lora_rank=32,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=16,
+        rope_scaling=minicpm3.LongRope(slowed, slowed, 32768),
+        scale_emb=2.0,
+        dim_model_base=32,
+        tie_word_embeddings=False,
+    )
+
+
+def minicpm3_published() -> minicpm3.Config:
+    """openbmb/MiniCPM3-4B: 2 of 62 layers; long and short factors are the same there, and so are both contexts."""
+    slowed = tuple(1.0 + 16.0 * index / 15 for index in range(16))  # from 1 to 17, as there, evenly
+    return minicpm3.Config(
+        vocab_size=4096,
+        hidden_size=2560,
+        intermediate_size=6400,
+        num_hidden_layers=2,
+        num_attention_heads=40,
+        q_lora_rank=768,
+        kv_lora_rank=256,
+        qk_nope_head_dim=64,
+        qk_rope_head_dim=32,
+        rope_scaling=minicpm3.LongRope(slowed, slowed, 32768),
     )

@@ -28,8 +28,9 @@ def rewrite(folder: Path, **fields: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-#: Pairs of which one may look like the other: a layer of DeciLM may be like any other or lack any part.
-ALIKE: tuple[set[str], ...] = ({"qwen2_vl", "nemotron_nas"}, {"cohere2", "nemotron_nas"})
+#: Pairs of which one may look like the other: a layer of DeciLM may be like any other or lack any part, and Mistral 4
+#: may be without experts.
+ALIKE: tuple[set[str], ...] = ({"qwen2_vl", "nemotron_nas"}, {"cohere2", "nemotron_nas"}, {"minicpm3", "mistral4"})
 
 
 @pytest.mark.parametrize("family", FAMILIES)

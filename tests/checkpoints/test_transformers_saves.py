@@ -142,8 +142,30 @@ def olmo3() -> Any:
     return transformers.Olmo3ForCausalLM(transformers.Olmo3Config(**BASE | fields))
 
 
+def minicpm3() -> Any:
+    fields = {
+        "num_key_value_heads": 4,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "scale_emb": 2,
+        "dim_model_base": 16,
+        "max_position_embeddings": 64,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 100.0,
+            "short_factor": [1.0, 1.5, 2.0, 3.0],
+            "long_factor": [2.0, 3.0, 4.0, 6.0],
+            "original_max_position_embeddings": 8,
+        },
+    }
+    return transformers.MiniCPM3ForCausalLM(transformers.MiniCPM3Config(**BASE | fields))
+
+
 MAKERS = {
     "cohere2": cohere2,
+    "minicpm3": minicpm3,
     "olmo3": olmo3,
     "mistral4": mistral4,
     "mistral3": mistral3,
@@ -216,7 +238,7 @@ def pixels(inputs: Inputs) -> dict[str, np.ndarray]:
     return {name: array for name, array in found.items() if array is not None}
 
 
-@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "mistral4", "cohere2", "olmo3"])
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "mistral4", "cohere2", "olmo3", "minicpm3"])
 def test_the_dialect_of_transformers_4_says_the_same(kind: str, tmp_path: Path) -> None:
     model, theirs = made(kind)
     model.save_pretrained(tmp_path / "saved")

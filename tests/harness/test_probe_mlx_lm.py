@@ -61,6 +61,17 @@ MISTRAL4 = {
         "llama_4_scaling_beta": 0.1,
     },
 }
+MINICPM3 = {
+    **TEXT,
+    "dim_model_base": 16,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "scale_depth": 1.4,
+    "scale_emb": 12.0,
+    "rope_scaling": {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 512},
+}
 ATTENDING = {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1.0}}
 NEMOTRON = {
     **TEXT,
@@ -74,6 +85,7 @@ NEMOTRON = {
 }
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("cohere2", {**TEXT, "sliding_window": 64, "sliding_window_pattern": 2}),
+    "minicpm3": ("minicpm3", MINICPM3),
     "mistral4": ("mistral4", MISTRAL4),
     "nemotron_nas": ("nemotron-nas", NEMOTRON),
     "olmo3": ("olmo3", {**TEXT, "sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}),

@@ -97,3 +97,18 @@ def own_attention_factor(case: Case) -> bool:
     if scaling is None or all(case.config.windows):
         return False
     return bool(scaling.amplitude != rope.yarn_mscale(scaling.factor, 1.0))
+
+
+def factors_matter(case: Case) -> bool:
+    """A minicpm3 that turns otherwise by its long factors than by its short ones."""
+    return bool(case.config.rope_scaling.short_factor != case.config.rope_scaling.long_factor)
+
+
+def made_for_more(case: Case) -> bool:
+    """A minicpm3 that is made for a longer context than it had at first."""
+    return bool(case.config.max_position_embeddings > case.config.rope_scaling.original_max_position_embeddings)
+
+
+def within_original(case: Case) -> bool:
+    """A prompt no longer than the original context of a minicpm3."""
+    return len(case.tokens) <= case.config.rope_scaling.original_max_position_embeddings

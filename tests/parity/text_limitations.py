@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from tests.parity.conditions import layer_types_as_patterns_of_four, long_pattern, own_attention_factor
+from tests.parity.conditions import (
+    factors_matter,
+    layer_types_as_patterns_of_four,
+    long_pattern,
+    made_for_more,
+    own_attention_factor,
+    within_original,
+)
 from tests.parity.entry import Limitation
 
 TEXT_LIMITATIONS: tuple[Limitation, ...] = (
@@ -61,5 +68,41 @@ TEXT_LIMITATIONS: tuple[Limitation, ...] = (
         holds=own_attention_factor,
         span=(1e-3, 40.0),
         why="initialize_rope reads factor and betas of yarn, and no attention_factor",
+    ),
+    Limitation(
+        id="transformers-longrope-by-length",
+        peer="transformers",
+        families=("minicpm3",),
+        versions=">=5.24",
+        kind="known failure",
+        condition="the model is made for more than its original context, the prompt is not longer than that",
+        holds=lambda case: factors_matter(case) and made_for_more(case) and within_original(case),
+        seen=lambda case: len(case.tokens) > 2,  # else hardly a key was turned away from its query
+        span=(1e-4, 40.0),
+        why="dynamic_rope_update takes the short factors for such a forward and the long ones for a longer one; keys "
+        "that a cache holds from before the change then meet queries that turn by the others",
+    ),
+    Limitation(
+        id="mlx-lm-long-factors-alone",
+        peer="mlx-lm",
+        families=("minicpm3",),
+        versions=">=0.32.2",
+        kind="known failure",
+        condition="the model is made for no more than its original context",
+        holds=lambda case: factors_matter(case) and not made_for_more(case),
+        seen=lambda case: len(case.tokens) > 2,
+        span=(1e-4, 40.0),
+        why="SuScaledRoPE takes short_factor and never looks at it; in the published model both are the same",
+    ),
+    Limitation(
+        id="mlx-lm-tied-minicpm3",
+        peer="mlx-lm",
+        families=("minicpm3",),
+        versions=">=0.32.2",
+        kind="known failure",
+        condition="tie_word_embeddings is set, and dim_model_base is not hidden_size",
+        holds=lambda case: case.config.tie_word_embeddings and case.config.dim_model_base != case.config.hidden_size,
+        span=(0.1, 99.0),
+        why="Model divides by hidden_size / dim_model_base only before a matrix of its own",
     ),
 )

@@ -46,3 +46,16 @@ OLMO3 = (
         "biases": lambda c: c.attention_bias,
     }
 )
+SCALED: Awkward = {
+    "one layer": lambda c: c.num_hidden_layers == 1,
+    "four layers": lambda c: c.num_hidden_layers == 4,
+    "one head": lambda c: c.num_attention_heads == 1,
+    "one pair": lambda c: c.qk_rope_head_dim == 2,
+    "long factors": lambda c: c.max_position_embeddings > c.rope_scaling.original_max_position_embeddings,
+    "short factors": lambda c: c.max_position_embeddings <= c.rope_scaling.original_max_position_embeddings,
+    "both alike, as published": lambda c: c.rope_scaling.short_factor == c.rope_scaling.long_factor,
+    "the published scale of embeddings": lambda c: c.scale_emb == 12,
+    "logits scaled up": lambda c: c.dim_model_base > c.hidden_size,
+    "tied": lambda c: c.tie_word_embeddings,
+    "biases": lambda c: c.attention_bias,
+}

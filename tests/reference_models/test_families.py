@@ -165,10 +165,13 @@ def test_wrong_arguments_are_refused(model: Any) -> None:
             model(mx.array(tokens), caches)
 
 
-@pytest.mark.parametrize("name", sorted({v.name.rsplit("-", 1)[0] for v in registry.variants("mistral4")}))
-def test_both_cache_forms_of_mistral4_agree(name: str) -> None:
+FORMS = sorted({(v.family, v.name.rsplit("-", 1)[0]) for v in VARIANTS if "cache_form" in v.options})
+
+
+@pytest.mark.parametrize(("family", "name"), FORMS)
+def test_both_cache_forms_agree(family: str, name: str) -> None:
     latent, decompressed = (
-        variant.build(seed=3) for variant in registry.variants("mistral4") if variant.name.startswith(name + "-")
+        variant.build(seed=3) for variant in registry.variants(family) if variant.name.startswith(name + "-")
     )
     cuts = (8, 9, 10)
     assert difference(in_pieces(latent, *cuts), in_pieces(decompressed, *cuts)) <= ROUNDING

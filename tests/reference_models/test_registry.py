@@ -14,6 +14,7 @@ from mlx.utils import tree_flatten
 import reference_models
 from reference_models import (
     cohere2,
+    minicpm3,
     mistral4,
     nemotron_nas,
     olmo3,
@@ -82,6 +83,12 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (cohere2, {"logit_scale": 0.0}, "logit_scale"),
     (cohere2, {"layer_types": ("full_attention",)}, "layer_types"),
     (cohere2, {"layer_types": ("full_attention", "sliding_attention")}, "disagree"),
+    (minicpm3, {"num_attention_heads": 5}, "hidden_size"),
+    (minicpm3, {"qk_rope_head_dim": 7}, "even"),
+    (minicpm3, {"qk_rope_head_dim": 4}, "short_factor has 4 numbers"),
+    (minicpm3, {"kv_lora_rank": 0}, "kv_lora_rank"),
+    (minicpm3, {"dim_model_base": 0}, "dim_model_base"),
+    (minicpm3, {"scale_depth": 0.0}, "scale_depth"),
     (mistral4, {"qk_rope_head_dim": 7}, "even"),
     (mistral4, {"num_experts_per_tok": 5}, "num_experts_per_tok"),
     (mistral4, {"n_group": 3}, "n_group"),

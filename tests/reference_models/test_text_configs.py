@@ -14,6 +14,14 @@ from reference_models.hf.layouts import config_to_json
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
+LONG: dict[str, Any] = {
+    "type": "longrope",
+    "short_factor": [1.0, 1.0, 1.0, 1.0],
+    "long_factor": [2.0, 2.0, 2.0, 2.0],
+    "original_max_position_embeddings": 64,
+}
+
+
 def written(family: str, variant: str, **changes: Any) -> dict[str, Any]:
     """A tiny variant as a config.json; a change to ... removes the field."""
     config = next(v.config for v in registry.variants(family) if v.name == variant)
@@ -25,7 +33,7 @@ def read(*arguments: Any, **changes: Any) -> Any:
     return config_from_json(written(*arguments, **changes))[1]
 
 
-@pytest.mark.parametrize("family", ["cohere2", "olmo3"])
+@pytest.mark.parametrize("family", ["cohere2", "minicpm3", "olmo3"])
 def test_every_tiny_config_is_read_back(family: str) -> None:
     for variant in registry.variants(family):
         name, config, _ = config_from_json(config_to_json(family, variant.config, "float32"))
@@ -77,8 +85,9 @@ def test_how_olmo3_turns(said: dict[str, Any], factor: float | None) -> None:
     assert (None if config.rope_scaling is None else config.rope_scaling.factor) == factor
 
 
-def test_who_ties_when_nothing_is_said() -> None:
-    data = written("cohere2", "plain", tie_word_embeddings=...)
+@pytest.mark.parametrize(("family", "variant"), [("cohere2", "plain"), ("minicpm3", "plain-latent")])
+def test_who_ties_when_nothing_is_said(family: str, variant: str) -> None:
+    data = written(family, variant, tie_word_embeddings=...)
     for has_lm_head, tied in ((None, True), (True, False), (False, True)):
         assert config_from_json(data, has_lm_head)[1].tie_word_embeddings is tied
 
@@ -99,6 +108,18 @@ def test_who_ties_when_nothing_is_said() -> None:
         ("cohere2", "published-pattern", {"sliding_window_pattern": 0}, "sliding_window_pattern must lie in 1"),
         ("cohere2", "published-pattern", {"logit_scale": 0}, "logit_scale must be above 0"),
         ("cohere2", "published-pattern", {"num_attention_heads": 0}, "num_attention_heads must lie in 1"),
+        ("minicpm3", "plain-latent", {"v_head_dim": 5}, "v_head_dim is 5"),
+        ("minicpm3", "plain-latent", {"num_key_value_heads": 2}, "num_key_value_heads is 2"),
+        ("minicpm3", "plain-latent", {"mlp_bias": True}, "mlp_bias is True"),
+        ("minicpm3", "plain-latent", {"q_lora_rank": None}, "q_lora_rank is missing"),
+        ("minicpm3", "plain-latent", {"rope_scaling": None}, "rope_type is 'default'"),
+        ("minicpm3", "plain-latent", {"rope_scaling": {"type": "yarn"}}, "rope_type is 'yarn'"),
+        ("minicpm3", "plain-latent", {"rope_scaling": LONG | {"short_factor": [1.0]}}, "one number for every pair"),
+        ("minicpm3", "plain-latent", {"rope_scaling": LONG | {"short_factor": 2.0}}, "must be a list of numbers"),
+        ("minicpm3", "plain-latent", {"rope_scaling": LONG | {"long_factor": ["x"] * 4}}, r"long_factor\[0\] must be"),
+        ("minicpm3", "plain-latent", {"rope_scaling": LONG | {"factor": 2.0}}, "factor is 2.0: max_position"),
+        ("minicpm3", "plain-latent", {"rope_scaling": LONG | {"attention_factor": 1.2}}, "attention_factor is 1.2"),
+        ("minicpm3", "plain-latent", {"qk_rope_head_dim": 4}, "short_factor has 4 numbers"),
         ("olmo3", "plain", {"rope_theta": 5.0}, "rope_theta is 5.0, but"),
         ("olmo3", "plain", {"rope_scaling": {"rope_type": "llama3"}}, "rope_type is '(llama3|default)'"),
         ("olmo3", "yarn", {"rope_scaling": {"rope_type": "yarn", "mscale": 1.0}}, "mscale is 1.0: attention_factor"),
