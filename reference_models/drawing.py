@@ -265,6 +265,7 @@ def _qwen3_vl_moe(choose: Choose, images: bool) -> qwen3_vl_moe.Config:
 
 _DRAWERS: Mapping[str, Callable[[Choose, bool], Any]] = {
     "cohere2": drawing_text.cohere2_config,
+    "glm4_moe_lite": drawing_text.glm4_moe_lite_config,
     "minicpm3": drawing_text.minicpm3_config,
     "mistral4": _mistral4,
     "nemotron_nas": _nemotron_nas,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from reference_models import cohere2, minicpm3, olmo3
+from reference_models import cohere2, glm4_moe_lite, minicpm3, olmo3
 from reference_models.choosing import Choose, flag, grouped_heads, layers, vocabulary
 from reference_models.layers import LayerType
 
@@ -103,6 +103,41 @@ def minicpm3_config(choose: Choose, _images: bool) -> minicpm3.Config:
         scale_emb=choose((1.0, 2.0, 12.0)),
         scale_depth=choose((1.4, 1.0)),
         dim_model_base=choose((16, 8, 48)),
+        rms_norm_eps=choose((1e-5, 1e-6)),
+        attention_bias=flag(choose),
+        tie_word_embeddings=flag(choose),
+    )
+
+
+def glm4_moe_lite_config(choose: Choose, _images: bool) -> glm4_moe_lite.Config:
+    """Groups or none, of which some or all are open to a token; one layer with experts is left, or the weights would
+    not show what they are."""
+    count = layers(choose)
+    groups = choose((1, 2, 4))
+    experts = groups * choose((2, 3, 4) if groups > 1 else (2, 1, 4, 6))
+    chosen_groups = choose(range(1, groups + 1))
+    return glm4_moe_lite.Config(
+        vocab_size=vocabulary(choose),
+        hidden_size=choose((32, 24, 48)),
+        intermediate_size=choose((32, 40)),
+        moe_intermediate_size=choose((16, 8, 24)),
+        num_hidden_layers=count,
+        num_attention_heads=choose((1, 2, 3, 4)),
+        kv_lora_rank=choose((16, 24)),
+        qk_nope_head_dim=choose((8, 4, 12)),
+        qk_rope_head_dim=choose((8, 2, 4, 16)),
+        v_head_dim=choose((8, 4, 12)),
+        q_lora_rank=choose((None, 16, 24)),
+        rope_theta=choose((100.0, 10000.0, 1000000.0)),
+        rope_interleave=choose((True, False)),
+        n_routed_experts=experts,
+        n_shared_experts=choose((1, 2)),
+        num_experts_per_tok=choose(range(1, experts // groups * chosen_groups + 1)),
+        n_group=groups,
+        topk_group=chosen_groups,
+        norm_topk_prob=choose((True, False)),
+        routed_scaling_factor=choose((1.0, 1.8)),
+        first_k_dense_replace=choose(range(count)),
         rms_norm_eps=choose((1e-5, 1e-6)),
         attention_bias=flag(choose),
         tie_word_embeddings=flag(choose),

@@ -15,6 +15,7 @@ from reference_models.weights import randomise
 
 FAMILIES: tuple[str, ...] = (
     "cohere2",
+    "glm4_moe_lite",
     "minicpm3",
     "mistral4",
     "nemotron_nas",
@@ -26,7 +27,9 @@ FAMILIES: tuple[str, ...] = (
 """Sorted names; each is a module of this package with ``Config``, ``Model`` and ``TINY``."""
 
 _CACHE_FORMS = tuple({"cache_form": form} for form in get_args(CacheForm))
-OPTIONS: Mapping[str, tuple[Mapping[str, str], ...]] = {"minicpm3": _CACHE_FORMS, "mistral4": _CACHE_FORMS}
+OPTIONS: Mapping[str, tuple[Mapping[str, str], ...]] = dict.fromkeys(
+    ("glm4_moe_lite", "minicpm3", "mistral4"), _CACHE_FORMS
+)
 """Constructor options that multiply the variants of a family; a family without an entry has none."""
 
 
@@ -38,6 +41,7 @@ _NO_SCHEDULER = (
     "by unit tests of the reference scheduler alone"
 )
 LIMITS: Mapping[str, tuple[str, ...]] = {
+    "glm4_moe_lite": ("the layer behind the last, which guesses a token further ahead, is not modelled",),
     "mistral4": (
         "published as text_config of mistral3: the pixtral vision tower beside it is not modelled, so no images",
     ),

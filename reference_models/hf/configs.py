@@ -9,7 +9,18 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from reference_models import cohere2, minicpm3, mistral4, nemotron_nas, olmo3, qwen2_vl, qwen3_vl, qwen3_vl_moe, rope
+from reference_models import (
+    cohere2,
+    glm4_moe_lite,
+    minicpm3,
+    mistral4,
+    nemotron_nas,
+    olmo3,
+    qwen2_vl,
+    qwen3_vl,
+    qwen3_vl_moe,
+    rope,
+)
 from reference_models.hf import text_configs
 from reference_models.hf.fields import ConfigError, Fields, rope_fields
 from reference_models.hf.fields import common_fields as _common
@@ -19,6 +30,7 @@ from reference_models.hf.vision_configs import vision_part
 #: ``model_type`` (of the file, or of its ``text_config``) -> family.
 MODEL_TYPES: Mapping[str, str] = {
     "cohere2": "cohere2",
+    "glm4_moe_lite": "glm4_moe_lite",
     "minicpm3": "minicpm3",
     "mistral4": "mistral4",
     "nemotron-nas": "nemotron_nas",
@@ -248,6 +260,7 @@ def _qwen3_vl_moe(text: Fields) -> dict[str, Any]:
 
 _MODULES: Mapping[str, Any] = {
     "cohere2": cohere2,
+    "glm4_moe_lite": glm4_moe_lite,
     "minicpm3": minicpm3,
     "mistral4": mistral4,
     "nemotron_nas": nemotron_nas,
@@ -258,6 +271,7 @@ _MODULES: Mapping[str, Any] = {
 }
 _PARSERS: Mapping[str, Callable[[Fields], dict[str, Any]]] = {
     "cohere2": text_configs.cohere2,
+    "glm4_moe_lite": text_configs.glm4_moe_lite,
     "minicpm3": text_configs.minicpm3,
     "mistral4": _mistral4,
     "nemotron_nas": _nemotron_nas,

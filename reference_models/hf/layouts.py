@@ -21,13 +21,14 @@ LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 _VISION_FAMILIES = ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
 #: Whose latent attention mlx-lm holds as two matrices; in the other it keeps the published one.
-_ABSORBED = ("mistral4",)
+_ABSORBED = ("glm4_moe_lite", "mistral4")
 _EXPERT = re.compile(r"^(.*\.mlp)\.experts\.(gate|up|down)_proj$")
 _NEVER_PACKED = re.compile(r"(norm\.weight|\.bias)$|^vision_tower\.")  # as mlx-vlm does unless told otherwise
 ROUTER_BITS = 8  # mlx-lm gives the routers of this kind 8 bits, whatever the rest has
 
 ARCHITECTURES = {
     "cohere2": "Cohere2ForCausalLM",
+    "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
     "minicpm3": "MiniCPM3ForCausalLM",
     "mistral4": "Mistral4ForCausalLM",
     "nemotron_nas": "DeciLMForCausalLM",
@@ -78,6 +79,9 @@ def _prefixed(layout: Layout, family: str, name: str) -> str:
 def _expert(layout: Layout, family: str, mlp: str, part: str, weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
     if layout == "mlx":
         return {f"{mlp}.switch_mlp.{part}_proj.weight": weights[f"{mlp}.experts.{part}_proj"]}
+    if family == "glm4_moe_lite":  # as published: one linear map for every expert
+        matrices = weights[f"{mlp}.experts.{part}_proj"]
+        return {f"{mlp}.experts.{index}.{part}_proj.weight": matrices[index] for index in range(matrices.shape[0])}
     swap = family == "qwen3_vl_moe"  # as published
     if part == "down":
         down = weights[f"{mlp}.experts.down_proj"]
@@ -109,6 +113,9 @@ def pack(weights: Mapping[str, mx.array], packing: Packing) -> tuple[dict[str, m
         own = packing
         if array.shape[-1] % packing.group_size:
             made[name], said[stem] = array, False
+            continue
+        if f"{stem}.e_score_correction_bias" in weights:  # mlx-lm packs no router of this kind
+            made[name] = array
             continue
         if stem.endswith("mlp.gate"):
             own = Packing(ROUTER_BITS, packing.group_size)
@@ -175,6 +182,13 @@ def _own_fields(family: str, config: Any) -> dict[str, Any]:
             "model_type": "mistral4",
             "num_key_value_heads": config.num_attention_heads,
             "qk_head_dim": config.qk_head_dim,
+        }
+    if family == "glm4_moe_lite":
+        dense = config.first_k_dense_replace
+        return {
+            "model_type": family,
+            "num_key_value_heads": config.num_attention_heads,
+            "mlp_layer_types": ["dense"] * dense + ["sparse"] * (config.num_hidden_layers - dense),
         }
     if family == "minicpm3":
         scaling = config.rope_scaling

@@ -227,6 +227,7 @@ def _interleaved(*sections: int) -> rope.MRopeScaling:
 SIZES: Mapping[str, Mapping[str, Callable[[], Any]]] = {
     "tiny": {
         "cohere2": lambda: text_sizes.cohere2_tiny(_TRUNK),
+        "glm4_moe_lite": lambda: text_sizes.glm4_moe_lite_tiny(_TRUNK),
         "minicpm3": lambda: text_sizes.minicpm3_tiny(_TRUNK),
         "mistral4": _mistral4_tiny,
         "nemotron_nas": _nemotron_tiny,
@@ -237,6 +238,7 @@ SIZES: Mapping[str, Mapping[str, Callable[[], Any]]] = {
     },
     "published": {
         "cohere2": text_sizes.cohere2_published,
+        "glm4_moe_lite": text_sizes.glm4_moe_lite_published,
         "minicpm3": text_sizes.minicpm3_published,
         "mistral4": _mistral4_published,
         "nemotron_nas": _nemotron_published,

@@ -1,8 +1,8 @@
 """config.json of the text families that came after the first five; see ``configs``.
 
-Sources: the configs published with ``CohereForAI/c4ai-command-r7b-12-2024``, ``allenai/Olmo-3-7B-Instruct`` and
-``openbmb/MiniCPM3-4B``; the configuration classes of transformers 5, whose defaults count for absent fields, since a
-saved config may leave out whatever is the default.
+Sources: the configs published with ``CohereForAI/c4ai-command-r7b-12-2024``, ``allenai/Olmo-3-7B-Instruct``,
+``openbmb/MiniCPM3-4B`` and ``zai-org/GLM-4.7-Flash``; the configuration classes of transformers 5, whose defaults count
+for absent fields, since a saved config may leave out whatever is the default.
 """
 
 from collections.abc import Mapping
@@ -131,3 +131,51 @@ def _long_rope(settings: Fields) -> minicpm3_model.LongRope:
         raise
     except ValueError as error:
         raise ConfigError(f"{settings.where}: {error}") from error
+
+
+def glm4_moe_lite(text: Fields) -> dict[str, Any]:
+    """Config arguments. The published files count the dense layers, transformers 5 names the kind of every one."""
+    text.refuse("topk_method", "noaux_tc", why="experts are chosen by score plus correction bias in this family")
+    text.refuse("scoring_func", "sigmoid", why="scores are sigmoids in this family")
+    text.refuse("moe_layer_freq", 1, why="every layer behind the dense ones has experts")
+    text.refuse("partial_rotary_factor", 1.0, why="all of qk_rope_head_dim rotates")
+    settings = rope_fields(text)
+    settings.refuse("rope_type", "default", why="RoPE is not scaled in the published models")
+    settings.refuse("partial_rotary_factor", 1.0, why="all of qk_rope_head_dim rotates")
+    text.refuse("num_key_value_heads", text.size("num_attention_heads"), why="there is a key for every query head")
+    return common_fields(text) | {
+        "intermediate_size": text.size("intermediate_size"),
+        "moe_intermediate_size": text.size("moe_intermediate_size"),
+        "kv_lora_rank": text.size("kv_lora_rank"),
+        "q_lora_rank": text.size("q_lora_rank", None),
+        "qk_nope_head_dim": text.size("qk_nope_head_dim"),
+        "qk_rope_head_dim": text.size("qk_rope_head_dim"),
+        "v_head_dim": text.size("v_head_dim"),
+        "rope_theta": settings.number("rope_theta", 10000.0),
+        "rope_interleave": text.flag("rope_interleave", True),
+        "n_routed_experts": text.size("n_routed_experts", text.size("num_local_experts", 64)),
+        "n_shared_experts": text.size("n_shared_experts", 1),
+        "num_experts_per_tok": text.size("num_experts_per_tok", 4),
+        "n_group": text.size("n_group", 1),
+        "topk_group": text.size("topk_group", 1),
+        "norm_topk_prob": text.flag("norm_topk_prob", True),
+        "routed_scaling_factor": text.number("routed_scaling_factor", 1.8),
+        "first_k_dense_replace": _dense_layers(text),
+        "rms_norm_eps": text.number("rms_norm_eps", 1e-5),
+        "attention_bias": text.flag("attention_bias", False),
+    }
+
+
+def _dense_layers(text: Fields) -> int:
+    """How many layers, all of them first, have no experts. ConfigError where the two ways to say it disagree."""
+    kinds = text.names("mlp_layer_types")
+    if kinds is None:
+        return int(text.size("first_k_dense_replace", 1, low=0))
+    dense, count = sum(kind == "dense" for kind in kinds), text.size("num_hidden_layers")
+    if kinds != ("dense",) * dense + ("sparse",) * (count - dense):
+        raise ConfigError(
+            f"{text.title('mlp_layer_types')} must name dense layers, then sparse ones, {count} in all, not "
+            f"{list(kinds)!r:.60}"
+        )
+    text.refuse("first_k_dense_replace", dense, why=f"mlp_layer_types names {dense} dense layers")
+    return dense

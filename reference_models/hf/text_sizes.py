@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from reference_models import cohere2, minicpm3, olmo3
+from reference_models import cohere2, glm4_moe_lite, minicpm3, olmo3
 from reference_models.layers import LayerType
 
 
@@ -83,4 +83,38 @@ def minicpm3_published() -> minicpm3.Config:
         qk_nope_head_dim=64,
         qk_rope_head_dim=32,
         rope_scaling=minicpm3.LongRope(slowed, slowed, 32768),
+    )
+
+
+def glm4_moe_lite_tiny(trunk: Mapping[str, Any]) -> glm4_moe_lite.Config:
+    """A dense layer, then one with experts."""
+    return glm4_moe_lite.Config(
+        **trunk,
+        intermediate_size=96,
+        moe_intermediate_size=32,
+        kv_lora_rank=32,
+        q_lora_rank=32,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=16,
+        v_head_dim=32,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+    )
+
+
+def glm4_moe_lite_published() -> glm4_moe_lite.Config:
+    """zai-org/GLM-4.7-Flash: 2 of 47 layers, the dense one and one with experts, 16 of 64."""
+    return glm4_moe_lite.Config(
+        vocab_size=4096,
+        hidden_size=2048,
+        intermediate_size=10240,
+        moe_intermediate_size=1536,
+        num_hidden_layers=2,
+        num_attention_heads=20,
+        kv_lora_rank=512,
+        q_lora_rank=768,
+        qk_nope_head_dim=192,
+        qk_rope_head_dim=64,
+        v_head_dim=256,
+        n_routed_experts=16,
     )

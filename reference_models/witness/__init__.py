@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reference_models.witness import cohere2, minicpm3, mistral4, nemotron_nas, olmo3, qwen
+from reference_models.witness import cohere2, glm4_moe_lite, minicpm3, mistral4, nemotron_nas, olmo3, qwen
 from reference_models.witness.parts import Array, Weights, product, rms_norm
 from reference_models.witness.rows import Gaps, Rows
 from reference_models.witness.sequence import Sequence
 
 _FAMILIES: Mapping[str, Callable[[Any, Weights, Sequence, Rows, Gaps], Array]] = {
     "cohere2": cohere2.hidden_states,
+    "glm4_moe_lite": glm4_moe_lite.hidden_states,
     "minicpm3": minicpm3.hidden_states,
     "mistral4": mistral4.hidden_states,
     "nemotron_nas": nemotron_nas.hidden_states,

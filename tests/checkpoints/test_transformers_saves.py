@@ -163,8 +163,29 @@ def minicpm3() -> Any:
     return transformers.MiniCPM3ForCausalLM(transformers.MiniCPM3Config(**BASE | fields))
 
 
+def glm4_moe_lite() -> Any:
+    fields = {
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 24,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 8,
+        "n_routed_experts": 8,
+        "n_group": 4,
+        "topk_group": 2,
+        "num_experts_per_tok": 3,
+        "mlp_layer_types": ["dense", "dense", "sparse"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+    }
+    return transformers.Glm4MoeLiteForCausalLM(transformers.Glm4MoeLiteConfig(**BASE | fields))
+
+
 MAKERS = {
     "cohere2": cohere2,
+    "glm4_moe_lite": glm4_moe_lite,
     "minicpm3": minicpm3,
     "olmo3": olmo3,
     "mistral4": mistral4,
@@ -186,6 +207,9 @@ def made(kind: str) -> tuple[Any, np.ndarray]:
                 parameter.normal_(0, parameter.shape[-1] ** -0.5)
             else:
                 parameter.add_(0.1 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0, 0.1)
         return model, model(input_ids=torch.from_numpy(IDS), use_cache=False).logits.numpy()
 
 
@@ -238,7 +262,9 @@ def pixels(inputs: Inputs) -> dict[str, np.ndarray]:
     return {name: array for name, array in found.items() if array is not None}
 
 
-@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "mistral4", "cohere2", "olmo3", "minicpm3"])
+@pytest.mark.parametrize(
+    "kind", ["qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "mistral4", "cohere2", "olmo3", "minicpm3", "glm4_moe_lite"]
+)
 def test_the_dialect_of_transformers_4_says_the_same(kind: str, tmp_path: Path) -> None:
     model, theirs = made(kind)
     model.save_pretrained(tmp_path / "saved")
@@ -259,6 +285,9 @@ def test_the_dialect_of_transformers_4_says_the_same(kind: str, tmp_path: Path) 
     if kind == "qwen2_vl":  # flat, as published
         config |= text | {"model_type": "qwen2_vl", "tie_word_embeddings": config["tie_word_embeddings"]}
         del config["text_config"]
+    if kind == "glm4_moe_lite":  # as published
+        del config["mlp_layer_types"], text["rope_scaling"]
+        config["first_k_dense_replace"] = 2
     if kind == "cohere2":  # as published
         del config["layer_types"], text["rope_scaling"]
         config["sliding_window_pattern"] = 4

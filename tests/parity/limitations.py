@@ -41,13 +41,13 @@ LIMITATIONS: tuple[Limitation, ...] = (
     Limitation(
         id="transformers-one-expert-a-group",
         peer="transformers",
-        families=("mistral4",),
+        families=("glm4_moe_lite", "mistral4"),
         versions=">=5.24",
         kind="limitation",
         condition="a group holds one expert",
         holds=few_experts,
         says="selected index k out of range",
-        why="Mistral4TopkRouter.forward scores every group by topk(2), a single group as well",
+        why="the TopkRouter of both families scores every group by topk(2), a single group as well",
     ),
     Limitation(
         id="transformers-ids-behind-a-long-video",

@@ -59,3 +59,21 @@ SCALED: Awkward = {
     "tied": lambda c: c.tie_word_embeddings,
     "biases": lambda c: c.attention_bias,
 }
+SIGMOID: Awkward = {
+    "one layer": lambda c: c.num_hidden_layers == 1,
+    "four layers": lambda c: c.num_hidden_layers == 4,
+    "one head": lambda c: c.num_attention_heads == 1,
+    "one expert": lambda c: c.n_routed_experts == 1,
+    "one of several experts chosen": lambda c: c.num_experts_per_tok == 1 < c.n_routed_experts,
+    "all experts chosen": lambda c: c.num_experts_per_tok == c.n_routed_experts > 1,
+    "some groups": lambda c: 1 < c.topk_group < c.n_group,
+    "every group": lambda c: c.topk_group == c.n_group > 1,
+    "no dense layer": lambda c: c.first_k_dense_replace == 0,
+    "one sparse layer of four": lambda c: c.first_k_dense_replace == 3,
+    "no q lora": lambda c: c.q_lora_rank is None,
+    "not interleaved": lambda c: not c.rope_interleave,
+    "scores not renormalised": lambda c: not c.norm_topk_prob,
+    "tied": lambda c: c.tie_word_embeddings,
+    "biases": lambda c: c.attention_bias,
+    "values narrower than keys": lambda c: c.v_head_dim < c.qk_nope_head_dim,
+}

@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten
 from reference_models import registry
 from reference_models.drawing import VISION_FAMILIES, draw_config
 from reference_models.weights import randomise
-from tests.reference_models.awkward import COHERE2, OLMO3, SCALED, Awkward
+from tests.reference_models.awkward import COHERE2, OLMO3, SCALED, SIGMOID, Awkward
 
 DRAWS = 2000
 PATHS = [(family, False) for family in registry.FAMILIES] + [(family, True) for family in VISION_FAMILIES]
@@ -104,6 +104,7 @@ TOWER3 = TOWER | {
 }
 AWKWARD: dict[str, tuple[Awkward, Awkward]] = {
     "cohere2": (COHERE2, {}),
+    "glm4_moe_lite": (SIGMOID, {}),
     "minicpm3": (SCALED, {}),
     "mistral4": (MISTRAL4, {}),
     "nemotron_nas": (NEMOTRON, {}),

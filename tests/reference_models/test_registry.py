@@ -14,6 +14,7 @@ from mlx.utils import tree_flatten
 import reference_models
 from reference_models import (
     cohere2,
+    glm4_moe_lite,
     minicpm3,
     mistral4,
     nemotron_nas,
@@ -83,6 +84,11 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (cohere2, {"logit_scale": 0.0}, "logit_scale"),
     (cohere2, {"layer_types": ("full_attention",)}, "layer_types"),
     (cohere2, {"layer_types": ("full_attention", "sliding_attention")}, "disagree"),
+    (glm4_moe_lite, {"qk_rope_head_dim": 7}, "even"),
+    (glm4_moe_lite, {"num_experts_per_tok": 5}, "num_experts_per_tok"),
+    (glm4_moe_lite, {"n_group": 3}, "n_group"),
+    (glm4_moe_lite, {"first_k_dense_replace": 3}, "first_k_dense_replace"),
+    (glm4_moe_lite, {"q_lora_rank": 0}, "q_lora_rank"),
     (minicpm3, {"num_attention_heads": 5}, "hidden_size"),
     (minicpm3, {"qk_rope_head_dim": 7}, "even"),
     (minicpm3, {"qk_rope_head_dim": 4}, "short_factor has 4 numbers"),

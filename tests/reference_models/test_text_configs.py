@@ -33,7 +33,7 @@ def read(*arguments: Any, **changes: Any) -> Any:
     return config_from_json(written(*arguments, **changes))[1]
 
 
-@pytest.mark.parametrize("family", ["cohere2", "minicpm3", "olmo3"])
+@pytest.mark.parametrize("family", ["cohere2", "glm4_moe_lite", "minicpm3", "olmo3"])
 def test_every_tiny_config_is_read_back(family: str) -> None:
     for variant in registry.variants(family):
         name, config, _ = config_from_json(config_to_json(family, variant.config, "float32"))
@@ -85,6 +85,19 @@ def test_how_olmo3_turns(said: dict[str, Any], factor: float | None) -> None:
     assert (None if config.rope_scaling is None else config.rope_scaling.factor) == factor
 
 
+@pytest.mark.parametrize(
+    ("changes", "dense"),
+    [
+        ({"mlp_layer_types": ..., "first_k_dense_replace": ...}, 1),
+        ({"mlp_layer_types": ..., "first_k_dense_replace": 0}, 0),
+        ({"mlp_layer_types": ["dense", "dense"], "first_k_dense_replace": ...}, 2),
+        ({"mlp_layer_types": ["sparse", "sparse"], "first_k_dense_replace": ...}, 0),
+    ],
+)
+def test_which_layers_of_glm4_moe_lite_are_dense(changes: dict[str, Any], dense: int) -> None:
+    assert read("glm4_moe_lite", "plain-latent", **changes).first_k_dense_replace == dense
+
+
 @pytest.mark.parametrize(("family", "variant"), [("cohere2", "plain"), ("minicpm3", "plain-latent")])
 def test_who_ties_when_nothing_is_said(family: str, variant: str) -> None:
     data = written(family, variant, tie_word_embeddings=...)
@@ -108,6 +121,15 @@ def test_who_ties_when_nothing_is_said(family: str, variant: str) -> None:
         ("cohere2", "published-pattern", {"sliding_window_pattern": 0}, "sliding_window_pattern must lie in 1"),
         ("cohere2", "published-pattern", {"logit_scale": 0}, "logit_scale must be above 0"),
         ("cohere2", "published-pattern", {"num_attention_heads": 0}, "num_attention_heads must lie in 1"),
+        ("glm4_moe_lite", "plain-latent", {"topk_method": "greedy"}, "topk_method is 'greedy'"),
+        ("glm4_moe_lite", "plain-latent", {"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
+        ("glm4_moe_lite", "plain-latent", {"moe_layer_freq": 2}, "moe_layer_freq is 2"),
+        ("glm4_moe_lite", "plain-latent", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ("glm4_moe_lite", "plain-latent", {"num_key_value_heads": 2}, "num_key_value_heads is 2"),
+        ("glm4_moe_lite", "plain-latent", {"rope_scaling": {"type": "yarn"}}, "rope_type is 'yarn'"),
+        ("glm4_moe_lite", "plain-latent", {"first_k_dense_replace": 0}, "mlp_layer_types names 1 dense layers"),
+        ("glm4_moe_lite", "plain-latent", {"mlp_layer_types": ["sparse", "dense"]}, "must name dense layers, then"),
+        ("glm4_moe_lite", "plain-latent", {"mlp_layer_types": ["dense"]}, "must name dense layers, then"),
         ("minicpm3", "plain-latent", {"v_head_dim": 5}, "v_head_dim is 5"),
         ("minicpm3", "plain-latent", {"num_key_value_heads": 2}, "num_key_value_heads is 2"),
         ("minicpm3", "plain-latent", {"mlp_bias": True}, "mlp_bias is True"),
