@@ -106,4 +106,6 @@ def test_mlx_lm_continues_as_we_do(folder: Path) -> None:
     ids = np.random.default_rng(3).integers(0, 256, (1, 12))
     model = load_model(open_checkpoint(folder), "float32")
     mine, theirs = logits(model, ids), np.array(other(mx.array(ids)))
+    if open_checkpoint(folder).family == "minicpm3":  # tied: the scale of mlx-lm-tied-minicpm3 in tests/parity
+        theirs *= model.config.dim_model_base / model.config.hidden_size
     assert np.abs(mine - theirs).max() <= WIDE * theirs.std()
