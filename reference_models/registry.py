@@ -41,6 +41,7 @@ _NO_SCHEDULER = (
     "by unit tests of the reference scheduler alone"
 )
 LIMITS: Mapping[str, tuple[str, ...]] = {
+    "cohere2": ("a configuration without a sliding layer rotates nothing, so that its positions are not judged",),
     "glm4_moe_lite": ("the layer behind the last, which guesses a token further ahead, is not modelled",),
     "mistral4": (
         "published as text_config of mistral3: the pixtral vision tower beside it is not modelled, so no images",
