@@ -68,8 +68,8 @@ def note_gates(model: Any) -> list[np.ndarray]:
         def noted(x: mx.array) -> mx.array:
             said = gate(x)
             logits = said
-            if "e_score_correction_bias" in gate:  # it has chosen already
-                logits = mx.sigmoid((x @ gate.weight.T).astype(mx.float32)) + gate.e_score_correction_bias
+            if (correction := getattr(gate, "e_score_correction_bias", None)) is not None:  # it has chosen already
+                logits = mx.sigmoid((x @ gate.weight.T).astype(mx.float32)) + correction
             seen.append(np.array(logits.astype(mx.float32)).reshape(-1, logits.shape[-1]))
             return said
 
