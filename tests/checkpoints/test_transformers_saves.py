@@ -15,6 +15,7 @@ import pytest
 
 from harness.checkpoints import Inputs, load_model, logits, open_checkpoint
 from tests.checkpoints.prompts import PROMPTS, as_torch, prompt
+from tests.checkpoints.text_makers import BASE, TEXT_MAKERS
 
 REASON = "the published implementations are not installed: pip install 'mlx-kv-harness[peers]'"
 torch = pytest.importorskip("torch", reason=REASON)
@@ -22,17 +23,6 @@ transformers = pytest.importorskip("transformers", reason=REASON)
 
 IDS = np.random.default_rng(5).integers(0, 59, (2, 20))
 TOLERANCE = 5e-5  # of the deviation of the logits
-BASE = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
 MROPE = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 1]}
 VISION2 = {"depth": 2, "num_heads": 2, "patch_size": 2, "embed_dim": 16, "hidden_size": 32}
 VISION3 = {
@@ -122,72 +112,8 @@ def qwen3_vl_moe() -> Any:
     return transformers.Qwen3VLMoeForConditionalGeneration(config)
 
 
-def cohere2() -> Any:
-    fields = {
-        "num_hidden_layers": 4,
-        "sliding_window": 5,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
-    }
-    return transformers.Cohere2ForCausalLM(transformers.Cohere2Config(**BASE | fields))
-
-
-def olmo3() -> Any:
-    default = {"rope_type": "default", "rope_theta": 100.0}
-    yarn = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 8}
-    fields = {
-        "num_hidden_layers": 4,
-        "sliding_window": 5,
-        "rope_parameters": {"full_attention": yarn, "sliding_attention": default},
-    }
-    return transformers.Olmo3ForCausalLM(transformers.Olmo3Config(**BASE | fields))
-
-
-def minicpm3() -> Any:
-    fields = {
-        "num_key_value_heads": 4,
-        "q_lora_rank": 16,
-        "kv_lora_rank": 16,
-        "qk_nope_head_dim": 8,
-        "qk_rope_head_dim": 8,
-        "scale_emb": 2,
-        "dim_model_base": 16,
-        "max_position_embeddings": 64,
-        "rope_parameters": {
-            "rope_type": "longrope",
-            "rope_theta": 100.0,
-            "short_factor": [1.0, 1.5, 2.0, 3.0],
-            "long_factor": [2.0, 3.0, 4.0, 6.0],
-            "original_max_position_embeddings": 8,
-        },
-    }
-    return transformers.MiniCPM3ForCausalLM(transformers.MiniCPM3Config(**BASE | fields))
-
-
-def glm4_moe_lite() -> Any:
-    fields = {
-        "num_hidden_layers": 3,
-        "num_key_value_heads": 4,
-        "moe_intermediate_size": 24,
-        "kv_lora_rank": 16,
-        "q_lora_rank": 16,
-        "qk_nope_head_dim": 8,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": 8,
-        "n_routed_experts": 8,
-        "n_group": 4,
-        "topk_group": 2,
-        "num_experts_per_tok": 3,
-        "mlp_layer_types": ["dense", "dense", "sparse"],
-        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
-    }
-    return transformers.Glm4MoeLiteForCausalLM(transformers.Glm4MoeLiteConfig(**BASE | fields))
-
-
 MAKERS = {
-    "cohere2": cohere2,
-    "glm4_moe_lite": glm4_moe_lite,
-    "minicpm3": minicpm3,
-    "olmo3": olmo3,
+    **TEXT_MAKERS,
     "mistral4": mistral4,
     "mistral3": mistral3,
     "qwen2_vl": qwen2_vl,
