@@ -28,6 +28,7 @@ LARGEST: Mapping[str, int] = {
     "in_channels": 8,
     "image_token_id": 1 << 24,
     "video_token_id": 1 << 24,
+    "max_position_embeddings": 1 << 40,
     "original_max_position_embeddings": 1 << 40,
     "sliding_window": 1 << 40,
 }

@@ -10,23 +10,28 @@ Every configuration is valid by construction and tiny: nothing is drawn and thro
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, permutations
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
-from reference_models import mistral4, nemotron_nas, qwen2_vision, qwen2_vl, qwen3_vision, qwen3_vl, qwen3_vl_moe, rope
+from reference_models import (
+    drawing_text,
+    mistral4,
+    nemotron_nas,
+    qwen2_vision,
+    qwen2_vl,
+    qwen3_vision,
+    qwen3_vl,
+    qwen3_vl_moe,
+    rope,
+)
+from reference_models.choosing import MOST_HEADS, MOST_LAYERS
+from reference_models.choosing import Choose as Choose
+from reference_models.choosing import flag as _flag
+from reference_models.choosing import layers as _layers
+from reference_models.choosing import vocabulary as _vocabulary
 from reference_models.vision import ACTIVATIONS
 
-T = TypeVar("T")
-
-MOST_LAYERS = 4
-MOST_HEADS = 8
 #: Image token, video token, and two for whatever stands around images: the last ids of the vocabulary.
 SPECIAL_TOKENS = 4
-
-
-class Choose(Protocol):
-    """Picks one of at least one options, which are listed simplest first."""
-
-    def __call__(self, options: Sequence[T], /) -> T: ...
 
 
 def draw_config(family: str, choose: Choose, *, images: bool = False, windows: bool = False) -> Any:
@@ -41,18 +46,6 @@ def draw_config(family: str, choose: Choose, *, images: bool = False, windows: b
         raise ValueError(f"{family} has no vision tower here: images are drawn for {', '.join(VISION_FAMILIES)}")
     config = _DRAWERS[family](choose, images)
     return replace(config, **_windows(choose, config)) if windows and isinstance(config, qwen2_vl.Config) else config
-
-
-def _flag(choose: Choose) -> bool:
-    return choose((False, True))
-
-
-def _layers(choose: Choose) -> int:
-    return choose(range(1, MOST_LAYERS + 1))
-
-
-def _vocabulary(choose: Choose) -> int:
-    return choose((64, 97))
 
 
 # Mistral 4
@@ -271,8 +264,12 @@ def _qwen3_vl_moe(choose: Choose, images: bool) -> qwen3_vl_moe.Config:
 
 
 _DRAWERS: Mapping[str, Callable[[Choose, bool], Any]] = {
+    "cohere2": drawing_text.cohere2_config,
+    "glm4_moe_lite": drawing_text.glm4_moe_lite_config,
+    "minicpm3": drawing_text.minicpm3_config,
     "mistral4": _mistral4,
     "nemotron_nas": _nemotron_nas,
+    "olmo3": drawing_text.olmo3_config,
     "qwen2_vl": _qwen2_vl,
     "qwen3_vl": _qwen3_vl,
     "qwen3_vl_moe": _qwen3_vl_moe,

@@ -4,6 +4,7 @@ Parameter names are those of the Hugging Face checkpoints (``self_attn.q_proj``,
 """
 
 from collections.abc import Callable, Sequence
+from typing import Literal, get_args
 
 import mlx.core as mx
 from mlx import nn
@@ -15,6 +16,9 @@ from reference_models.engine.batch_rows import BatchLengths
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 
 Rotation = Callable[[mx.array, mx.array], tuple[mx.array, mx.array]]
+
+LayerType = Literal["full_attention", "sliding_attention"]
+"""What ``layer_types`` of a config says of a layer."""
 
 
 class SwiGLU(nn.Module):
@@ -60,15 +64,18 @@ class GroupedAttention(nn.Module):
 
     def __call__(self, x: mx.array, rotation: Rotation, cache: Cache, mask: mx.array | None) -> mx.array:
         """``x [B, L, hidden]`` kept. ``rotation`` maps q and k before the cache takes the new rows."""
-        q = split_heads(self.q_proj(x), self.head_dim)
-        k = split_heads(self.k_proj(x), self.head_dim)
-        v = split_heads(self.v_proj(x), self.head_dim)
-        if self.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = self.project(x)
         q, k = rotation(q, k)
         k, v = cache.update_and_fetch(k, v)
         out = mx.fast.scaled_dot_product_attention(q, k, v, scale=self.head_dim**-0.5, mask=mask)
         return self.o_proj(merge_heads(out))
+
+    def project(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """q ``[B, heads, L, D]``, k and v ``[B, kv_heads, L, D]`` of ``x [B, L, hidden]``, normed but not rotated."""
+        q = split_heads(self.q_proj(x), self.head_dim)
+        k = split_heads(self.k_proj(x), self.head_dim)
+        v = split_heads(self.v_proj(x), self.head_dim)
+        return (self.q_norm(q), self.k_norm(k), v) if self.qk_norm else (q, k, v)
 
 
 def split_heads(x: mx.array, head_dim: int) -> mx.array:
@@ -90,7 +97,7 @@ class Trunk(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(vocab, hidden)
         self.layers = list(layers)
-        self.norm = nn.RMSNorm(hidden, eps=eps)
+        self.norm: nn.Module = nn.RMSNorm(hidden, eps=eps)
 
 
 class Block(nn.Module):
@@ -128,6 +135,19 @@ def check_heads(heads: int, kv_heads: int, head_dim: int) -> None:
         raise ValueError(f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads})")
     if head_dim < 2 or head_dim % 2:
         raise ValueError(f"head_dim must be even and positive, not {head_dim}: RoPE turns pairs")
+
+
+def check_split(hidden: int, heads: int) -> None:
+    """Raise ValueError unless the width of the model splits into its heads."""
+    if hidden % heads:
+        raise ValueError(f"hidden_size ({hidden}) must be a multiple of num_attention_heads ({heads})")
+
+
+def check_types(kinds: Sequence[str] | None, count: int) -> None:
+    """Raise ValueError unless ``layer_types`` is absent or names a known type for each of ``count`` layers."""
+    known = get_args(LayerType)
+    if kinds is not None and (len(kinds) != count or set(kinds) - set(known)):
+        raise ValueError(f"layer_types must name one of {', '.join(known)} for each of {count} layers")
 
 
 def check_positive(**sizes: int) -> None:

@@ -1,9 +1,11 @@
-"""Mixture of experts: softmax routers and the stacked SwiGLU experts.
+"""Mixture of experts: routers and the stacked SwiGLU experts.
 
 Deterministic: experts are ranked by a full sort and always summed in the order of their rank. Routing
 follows Qwen3-MoE (arXiv 2505.09388) and, for the groups, DeepSeek-V2 (arXiv 2405.04434) as Mistral 4's
 published code does.
 """
+
+from typing import Any
 
 import mlx.core as mx
 from mlx import nn
@@ -36,20 +38,47 @@ class TopKRouter(nn.Module):
 
     def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """``x [.., hidden]`` -> expert indices and their weights (in x's dtype), ``[.., top_k]``."""
-        scores = mx.softmax((x @ self.weight.T).astype(mx.float32), axis=-1)
-        choice = scores if self.topk_group == self.n_group else self._within_best_groups(scores)
+        scores = self.scores((x @ self.weight.T).astype(mx.float32))
+        ranked = self.ranked(scores)
+        choice = ranked if self.topk_group == self.n_group else self._within_best_groups(ranked)
         indices = mx.argsort(-choice, axis=-1)[..., : self.top_k]
         weights = mx.take_along_axis(scores, indices, axis=-1)
         if self.normalise:
             weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
         return indices, (weights * self.scale).astype(x.dtype)
 
+    def scores(self, logits: mx.array) -> mx.array:
+        """What weighs an expert: ``logits [.., E]`` kept."""
+        return mx.softmax(logits, axis=-1)
+
+    def ranked(self, scores: mx.array) -> mx.array:
+        """What experts and groups are chosen by."""
+        return scores
+
     def _within_best_groups(self, scores: mx.array) -> mx.array:
-        """``scores [.., E]`` with -1, below every softmax value, outside the chosen groups."""
+        """``scores [.., E]`` with -inf outside the chosen groups."""
         grouped = scores.reshape(*scores.shape[:-1], self.n_group, -1)
         best_two = mx.sort(grouped, axis=-1)[..., -2:].sum(axis=-1)
         rank = mx.argsort(mx.argsort(-best_two, axis=-1), axis=-1)
-        return mx.where((rank < self.topk_group)[..., None], grouped, -1.0).reshape(scores.shape)
+        return mx.where((rank < self.topk_group)[..., None], grouped, -mx.inf).reshape(scores.shape)
+
+
+class SigmoidRouter(TopKRouter):
+    """The router of DeepSeek-V3 (arXiv 2412.19437): every expert has a score of its own, between 0 and 1.
+
+    Experts, and groups of them, are chosen by score plus ``e_score_correction_bias [E]``, which balances their load;
+    what was chosen weighs by its score alone.
+    """
+
+    def __init__(self, hidden: int, experts: int, top_k: int, **rule: Any):
+        super().__init__(hidden, experts, top_k, **rule)
+        self.e_score_correction_bias = mx.zeros((experts,))
+
+    def scores(self, logits: mx.array) -> mx.array:
+        return mx.sigmoid(logits)
+
+    def ranked(self, scores: mx.array) -> mx.array:
+        return scores + self.e_score_correction_bias
 
 
 def check_routing(experts: int, top_k: int, n_group: int = 1, topk_group: int = 1) -> None:

@@ -15,12 +15,23 @@ from reference_models.engine.masks import MaskPolicy
 from reference_models.mistral4 import CacheForm
 from reference_models.weights import randomise
 
-FAMILIES: tuple[str, ...] = ("mistral4", "nemotron_nas", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
+FAMILIES: tuple[str, ...] = (
+    "cohere2",
+    "glm4_moe_lite",
+    "minicpm3",
+    "mistral4",
+    "nemotron_nas",
+    "olmo3",
+    "qwen2_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+)
 """Sorted names; each is a module of this package with ``Config``, ``Model`` and ``TINY``."""
 
-OPTIONS: Mapping[str, tuple[Mapping[str, str], ...]] = {
-    "mistral4": tuple({"cache_form": form} for form in get_args(CacheForm)),
-}
+_CACHE_FORMS = tuple({"cache_form": form} for form in get_args(CacheForm))
+OPTIONS: Mapping[str, tuple[Mapping[str, str], ...]] = dict.fromkeys(
+    ("glm4_moe_lite", "minicpm3", "mistral4"), _CACHE_FORMS
+)
 """Constructor options that multiply the variants of a family; a family without an entry has none."""
 
 
@@ -32,6 +43,8 @@ _NO_SCHEDULER = (
     "by unit tests of the reference scheduler alone"
 )
 LIMITS: Mapping[str, tuple[str, ...]] = {
+    "cohere2": ("a configuration without a sliding layer rotates nothing, so that its positions are not judged",),
+    "glm4_moe_lite": ("the layer behind the last, which guesses a token further ahead, is not modelled",),
     "mistral4": (
         "published as text_config of mistral3: the pixtral vision tower beside it is not modelled, so no images",
     ),

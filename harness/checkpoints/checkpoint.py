@@ -20,6 +20,7 @@ from reference_models.hf.names import DERIVED, canonical, is_vision
 
 #: Types that a weight may have; U32 only where it is packed.
 FLOATS = ("F32", "F16", "BF16")
+MOST_AHEAD = 16  # published are one or two
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
@@ -74,6 +75,7 @@ def open_checkpoint(where: str | Path, revision: str = "main") -> Checkpoint:
         family, model_config, notes = config_from_json(config, has_lm_head, bool(vision))
     except ConfigError as error:
         raise CheckpointError(f"{config_path}: {error}{_called(location.name)}") from error
+    notes += _without_layers_ahead(text, config, model_config.num_hidden_layers)
     _check_identity(config_path, family, model_config, text, location.name)
     if has_lm_head and model_config.tie_word_embeddings:
         tensor = text.pop("lm_head.weight")
@@ -112,6 +114,20 @@ def _sort(tensors: Iterable[Tensor]) -> tuple[dict[str, Tensor], dict[str, Tenso
             )
         side[name] = tensor
     return text, vision
+
+
+def _without_layers_ahead(text: dict[str, Tensor], config: dict[str, Any], layers: int) -> tuple[str, ...]:
+    """Drops the weights of the layers that the config counts apart (``num_nextn_predict_layers``): they stand behind
+    the last one and guess further tokens, and no model here has them."""
+    count = config.get("num_nextn_predict_layers")
+    if type(count) is not int or count < 1:
+        return ()
+    last = layers + min(count, MOST_AHEAD)
+    ahead = [name for name in text if (match := _LAYER.match(name)) and layers <= int(match[1]) < last]
+    for name in ahead:
+        del text[name]
+    told = f"num_nextn_predict_layers is {count}: {len(ahead)} weights of layers that guess further tokens are not used"
+    return (told,) if ahead else ()
 
 
 def _check_identity(path: Path, family: str, config: Any, text: dict[str, Tensor], name: str) -> None:

@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 
 from harness.faults.model import Fault
 from harness.faults.patching import both, replacing
-from reference_models import layers, mistral4, moe
+from reference_models import latent, layers, mistral4, moe
 
 _CACHE_FREE = "outputs_equal_the_cache_free_forward"
 _WITNESS = "outputs_equal_the_witness"
@@ -29,7 +29,7 @@ def _scale_after_a_trim() -> Any:
 
         return attention
 
-    def latent(original: Any) -> Any:
+    def compressed(original: Any) -> Any:
         def attention(self: Any, x: mx.array, positions: Any, cache: Any, mask: Any) -> mx.array:
             scale = self.scale
             self.scale = scale * (1.1 if cache.live_start else 1)
@@ -43,7 +43,8 @@ def _scale_after_a_trim() -> Any:
 
     return both(
         replacing(layers.GroupedAttention, "__call__", grouped),
-        replacing(mistral4.LatentAttention, "__call__", latent),
+        replacing(mistral4.LatentAttention, "__call__", compressed),
+        replacing(latent.LatentAttention, "__call__", compressed),
     )
 
 
@@ -72,14 +73,23 @@ def _shares_heads(target: Any) -> bool:
     return any(1 < (block.attention.n_heads_in_group or 1) < heads for block in blocks)
 
 
-def _norm_without_weight(original: Any) -> Any:
-    def norm(self: Any, x: mx.array) -> mx.array:
-        if x.ndim == 3 and x.shape[1] == 1:
-            return mx.fast.rms_norm(x, None, self.eps)
-        out: mx.array = original(self, x)
-        return out
+def _norms_without_weight() -> Any:
+    """Of whichever kind a family has."""
 
-    return norm
+    def planted(bare: Any) -> Any:
+        def make(original: Any) -> Any:
+            def norm(self: Any, x: mx.array) -> mx.array:
+                out: mx.array = bare(self, x) if x.ndim == 3 and x.shape[1] == 1 else original(self, x)
+                return out
+
+            return norm
+
+        return make
+
+    return both(
+        replacing(nn.RMSNorm, "__call__", planted(lambda self, x: mx.fast.rms_norm(x, None, self.eps))),
+        replacing(nn.LayerNorm, "__call__", planted(lambda self, x: mx.fast.layer_norm(x, None, None, self.eps))),
+    )
 
 
 def _latent_not_normed(original: Any) -> Any:
@@ -129,6 +139,10 @@ def _is_latent(target: Any) -> bool:
     return hasattr(target.variant.config, "kv_lora_rank")
 
 
+def _scales_queries(target: Any) -> bool:
+    return hasattr(getattr(target.variant.config, "rope_parameters", None), "llama_4_scaling_beta")
+
+
 def _sums_in_reverse(original: Any) -> Any:
     def linear(self: Any, x: mx.array) -> mx.array:
         out: mx.array = x[..., ::-1] @ self.weight[:, ::-1].T
@@ -163,13 +177,16 @@ FAULTS: tuple[Fault, ...] = (
         "norm-without-weight-for-one-token",
         "the path for a single token leaves out the weights of the norms",
         _CACHE_FREE,
-        replacing(nn.RMSNorm, "__call__", _norm_without_weight),
+        _norms_without_weight(),
     ),
     Fault(
         "latent-not-normed-on-later-writes",
         "the latent is normed when the cache is empty, and not behind that",
         _CACHE_FREE,
-        replacing(mistral4.LatentAttention, "__call__", _latent_not_normed),
+        both(
+            replacing(mistral4.LatentAttention, "__call__", _latent_not_normed),
+            replacing(latent.LatentAttention, "__call__", _latent_not_normed),
+        ),
         shown_on=_is_latent,
     ),
     Fault(
@@ -177,7 +194,7 @@ FAULTS: tuple[Fault, ...] = (
         "a chunk behind a trim scales its queries by the number of keys held, after the right scale was computed",
         _CACHE_FREE,
         replacing(mistral4.LatentAttention, "__call__", _scale_by_live_length),
-        shown_on=_is_latent,
+        shown_on=_scales_queries,
     ),
     Fault(
         "another-expert-for-one-token",

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from harness.faults.model import Fault
 from harness.faults.patching import Patch, replacing
-from reference_models import rope
+from reference_models import minicpm3, rope
 from reference_models.engine import masks
 
 _WIDTH = "mask_key_axis_equals_live_keys"
@@ -94,6 +94,25 @@ def _both(rotations: Patch, ids: Patch) -> Callable[[], AbstractContextManager[N
     return plant
 
 
+def _by_its_switch(original: Any) -> Any:
+    """The model's own bug is switched on for the length of a forward."""
+
+    def forward(self: Any, *given: Any, **named: Any) -> mx.array:
+        right = self.rope_from
+        self.rope_from = "live"
+        try:
+            out: mx.array = original(self, *given, **named)
+        finally:
+            self.rope_from = right
+        return out
+
+    return forward
+
+
+def _has_the_switch(target: Any) -> bool:
+    return isinstance(target.variant.config, minicpm3.Config)
+
+
 def _first_alone(original: Any) -> Any:
     """Angles of one token broadcast over all of them without a word."""
 
@@ -161,6 +180,13 @@ FAULTS: tuple[Fault, ...] = (
         "RoPE starts where the chunk ends",
         _POSITIONS,
         _start(lambda offset, length: offset + length),
+    ),
+    Fault(
+        "rotates-at-live-length-by-a-switch",
+        "the model's own switch makes it rotate at the number of keys held; its masks are right",
+        _POSITIONS,
+        replacing(minicpm3.Model, "__call__", _by_its_switch),
+        shown_on=_has_the_switch,
     ),
     Fault(
         "one-position-for-a-whole-chunk",

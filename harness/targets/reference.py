@@ -86,6 +86,8 @@ class ReferenceTarget:
         lacks = set() if self.path == "images" else {Capability.IMAGES}
         if self.storage in KINDS:  # of these caches there are no batches yet
             lacks.add(Capability.BATCH)
+        if not getattr(self.variant.config, "rotates", True):
+            lacks.add(Capability.POSITIONS)
         return frozenset(Capability) - lacks
 
     @property

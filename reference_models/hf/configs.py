@@ -9,16 +9,34 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from reference_models import mistral4, nemotron_nas, qwen2_vl, qwen3_vl, qwen3_vl_moe, rope
-from reference_models.hf.fields import LARGEST_CONTEXT, ConfigError, Fields, rope_fields
+from reference_models import (
+    cohere2,
+    glm4_moe_lite,
+    minicpm3,
+    mistral4,
+    nemotron_nas,
+    olmo3,
+    qwen2_vl,
+    qwen3_vl,
+    qwen3_vl_moe,
+    rope,
+)
+from reference_models.hf import text_configs
+from reference_models.hf.fields import ConfigError, Fields, rope_fields
+from reference_models.hf.fields import common_fields as _common
+from reference_models.hf.fields import context_size as _context
 from reference_models.hf.vision_configs import vision_part
 
 #: ``model_type`` (of the file, or of its ``text_config``) -> family.
 MODEL_TYPES: Mapping[str, str] = {
+    "cohere2": "cohere2",
+    "glm4_moe_lite": "glm4_moe_lite",
+    "minicpm3": "minicpm3",
     "mistral4": "mistral4",
     "nemotron-nas": "nemotron_nas",
     "nemotron_nas": "nemotron_nas",
     "deci": "nemotron_nas",
+    "olmo3": "olmo3",
     "qwen2_vl": "qwen2_vl",
     "qwen2_vl_text": "qwen2_vl",
     "qwen3_vl": "qwen3_vl",
@@ -54,7 +72,7 @@ def config_from_json(
     elif "tie_word_embeddings" in text:
         tied = text.flag("tie_word_embeddings", False)
     else:
-        tied = has_lm_head is False
+        tied = has_lm_head is False or (has_lm_head is None and family in _TIED_BY_DEFAULT)
         said = "the weights" if has_lm_head is not None else "the family's default"
         notes.append(f"tie_word_embeddings is absent; {said} decide: {'tied' if tied else 'not tied'}")
     module = _MODULES[family]
@@ -64,6 +82,8 @@ def config_from_json(
         raise ConfigError(str(error)) from error
 
 
+#: Whose classes in transformers tie the output unless told otherwise.
+_TIED_BY_DEFAULT = ("cohere2", "minicpm3")
 #: In these the whole model's field says whether its output is tied; its text part keeps a default of its own.
 _TIED_OUTSIDE = ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
 
@@ -93,21 +113,6 @@ def _unknown(kind: str, title: str) -> str:
     known = sorted({*MODEL_TYPES, *WRAPPERS})
     near = difflib.get_close_matches(kind, known, n=3, cutoff=0.5) or sorted(set(MODEL_TYPES.values()))
     return f"{title}: unknown model type {kind!r:.60}; nearest known: {', '.join(near)}"
-
-
-def _common(text: Fields) -> dict[str, Any]:
-    text.refuse("hidden_act", "silu", why="only silu is modelled")
-    return {
-        "vocab_size": text.size("vocab_size"),
-        "hidden_size": text.size("hidden_size"),
-        "num_hidden_layers": text.size("num_hidden_layers"),
-        "num_attention_heads": text.size("num_attention_heads"),
-    }
-
-
-def _context(rope_settings: Fields) -> int:
-    found = rope_settings.number("original_max_position_embeddings", high=LARGEST_CONTEXT)
-    return int(found)
 
 
 def _mistral4(text: Fields) -> dict[str, Any]:
@@ -223,15 +228,13 @@ def _qwen2_vl(text: Fields) -> dict[str, Any]:
 def _windows(text: Fields) -> dict[str, Any]:
     """Sliding windows with the defaults of transformers, whose files leave them out; a written null is no window."""
     on = text.flag("use_sliding_window", False)
-    kinds = text.value("layer_types", None)
-    if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
-        raise ConfigError(f"{text.title('layer_types')} must be a list of names, not {kinds!r:.60}")
+    kinds = text.names("layer_types")
     window = text.size("sliding_window", None if "sliding_window" in text.data or not on else 4096)
     return {
         "use_sliding_window": on,
         "sliding_window": window,
         "max_window_layers": text.size("max_window_layers", 80 if on else None, low=0),
-        "layer_types": None if kinds is None else tuple(kinds),
+        "layer_types": kinds,
     }
 
 
@@ -255,16 +258,24 @@ def _qwen3_vl_moe(text: Fields) -> dict[str, Any]:
     }
 
 
-_MODULES = {
+_MODULES: Mapping[str, Any] = {
+    "cohere2": cohere2,
+    "glm4_moe_lite": glm4_moe_lite,
+    "minicpm3": minicpm3,
     "mistral4": mistral4,
     "nemotron_nas": nemotron_nas,
+    "olmo3": olmo3,
     "qwen2_vl": qwen2_vl,
     "qwen3_vl": qwen3_vl,
     "qwen3_vl_moe": qwen3_vl_moe,
 }
 _PARSERS: Mapping[str, Callable[[Fields], dict[str, Any]]] = {
+    "cohere2": text_configs.cohere2,
+    "glm4_moe_lite": text_configs.glm4_moe_lite,
+    "minicpm3": text_configs.minicpm3,
     "mistral4": _mistral4,
     "nemotron_nas": _nemotron_nas,
+    "olmo3": text_configs.olmo3,
     "qwen2_vl": _qwen2_vl,
     "qwen3_vl": _qwen3,
     "qwen3_vl_moe": _qwen3_vl_moe,

@@ -10,6 +10,7 @@ from typing import Any
 Json = Mapping[str, Any]
 ROPE_NAMES = ("rope_parameters", "rope_scaling")
 
+LARGEST_CONTEXT = 1 << 40
 #: Largest sizes that are taken seriously; far above every published model, far below what would exhaust memory.
 LARGEST: Mapping[str, int] = {
     "vocab_size": 1 << 24,
@@ -33,9 +34,9 @@ LARGEST: Mapping[str, int] = {
     "spatial_merge_size": 1 << 6,
     "temporal_patch_size": 1 << 8,
     "sliding_window": 1 << 40,
+    "max_position_embeddings": LARGEST_CONTEXT,
 }
 LARGEST_OTHER = 1 << 16
-LARGEST_CONTEXT = 1 << 40
 
 
 class ConfigError(ValueError):
@@ -118,6 +119,21 @@ class Fields:
             raise ConfigError(f"{self.title(name)} must be a list of whole numbers, not {found!r:.60}")
         return tuple(found)
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of finite numbers."""
+        found = self.value(name)
+        if not isinstance(found, list) or len(found) > LARGEST_OTHER:
+            raise ConfigError(f"{self.title(name)} must be a list of numbers, not {found!r:.60}")
+        entries = Fields({f"{name}[{index}]": entry for index, entry in enumerate(found)}, self.where)
+        return tuple(entries.number(entry) for entry in entries.data)
+
+    def names(self, name: str) -> tuple[str, ...] | None:
+        """A list of names; None where it is absent."""
+        found = self.value(name, None)
+        if found is not None and not (isinstance(found, list) and all(isinstance(entry, str) for entry in found)):
+            raise ConfigError(f"{self.title(name)} must be a list of names, not {found!r:.60}")
+        return None if found is None else tuple(found)
+
     def refuse(self, name: str, *harmless: object, why: str) -> None:
         """ConfigError if the field holds anything but null or a harmless value: the model would be another one."""
         found = self.data.get(name)
@@ -148,3 +164,19 @@ def rope_fields(fields: Fields) -> Fields:
     merged["rope_type"] = merged.get("rope_type", merged.pop("type", "default"))
     merged.pop("type", None)
     return Fields(merged, where or fields.title("rope_scaling"))
+
+
+def common_fields(text: Fields) -> dict[str, Any]:
+    """What every family has, under one name."""
+    text.refuse("hidden_act", "silu", why="only silu is modelled")
+    return {
+        "vocab_size": text.size("vocab_size"),
+        "hidden_size": text.size("hidden_size"),
+        "num_hidden_layers": text.size("num_hidden_layers"),
+        "num_attention_heads": text.size("num_attention_heads"),
+    }
+
+
+def context_size(rope_settings: Fields) -> int:
+    """``original_max_position_embeddings`` of some RoPE settings, in tokens."""
+    return int(rope_settings.number("original_max_position_embeddings", high=LARGEST_CONTEXT))

@@ -16,25 +16,41 @@ TRAITS: Mapping[str, re.Pattern[str]] = {
         "norms on q and k": r"\.self_attn\.(q_norm|k_norm)\.weight$",
         "a bias on q": r"\.self_attn\.q_proj\.bias$",
         "routed experts": r"\.mlp\.(experts|switch_mlp)\.",
+        "routers with a correction bias": r"\.mlp\.gate\.e_score_correction_bias$",
+        "a second norm in their layers": r"\.post_attention_layernorm\.weight$",
+        "norms behind the feed-forward": r"\.post_feedforward_layernorm\.weight$",
         "linear replacements": r"\.(self_attn\.linear(_attn)?|mlp\.linear(_mlp)?)\.weight$",
     }.items()
 }
-_RECURRENT, _LATENT, _NORMS, _BIAS, _EXPERTS, _LINEAR = TRAITS
+_RECURRENT, _LATENT, _NORMS, _BIAS, _EXPERTS, _CORRECTION, _SECOND, _BEHIND, _LINEAR = TRAITS
 
 #: Family -> traits its weights must have, and traits that none of them has. A trait in neither may come or not.
 EXPECTED: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
-    "mistral4": (frozenset({_LATENT}), frozenset({_RECURRENT, _NORMS, _LINEAR})),
+    "cohere2": (frozenset(), frozenset({_RECURRENT, _LATENT, _NORMS, _BIAS, _EXPERTS, _CORRECTION, _SECOND, _LINEAR})),
+    "glm4_moe_lite": (
+        frozenset({_LATENT, _EXPERTS, _CORRECTION, _SECOND}),
+        frozenset({_RECURRENT, _NORMS, _BIAS, _BEHIND, _LINEAR}),
+    ),
+    "minicpm3": (frozenset({_LATENT, _SECOND}), frozenset({_RECURRENT, _NORMS, _BIAS, _EXPERTS, _BEHIND, _LINEAR})),
+    "mistral4": (frozenset({_LATENT}), frozenset({_RECURRENT, _NORMS, _CORRECTION, _LINEAR})),
     "nemotron_nas": (frozenset(), frozenset({_RECURRENT, _LATENT, _NORMS, _EXPERTS})),
+    "olmo3": (frozenset({_NORMS, _SECOND, _BEHIND}), frozenset({_RECURRENT, _LATENT, _EXPERTS, _LINEAR})),
     "qwen2_vl": (frozenset({_BIAS}), frozenset({_RECURRENT, _LATENT, _NORMS, _EXPERTS, _LINEAR})),
-    "qwen3_vl": (frozenset({_NORMS}), frozenset({_RECURRENT, _LATENT, _EXPERTS, _LINEAR})),
-    "qwen3_vl_moe": (frozenset({_NORMS, _EXPERTS}), frozenset({_RECURRENT, _LATENT, _LINEAR})),
+    "qwen3_vl": (frozenset({_NORMS}), frozenset({_RECURRENT, _LATENT, _EXPERTS, _BEHIND, _LINEAR})),
+    "qwen3_vl_moe": (frozenset({_NORMS, _EXPERTS}), frozenset({_RECURRENT, _LATENT, _BEHIND, _LINEAR})),
 }
 
 #: Names that a folder or a repository may carry, punctuation removed -> the families that may be inside.
 ALIASES: Mapping[str, tuple[str, ...]] = {
+    "cohere2": ("cohere2",),
+    "commandr7b": ("cohere2",),
+    "glm4moelite": ("glm4_moe_lite",),
+    "glm47flash": ("glm4_moe_lite",),
+    "minicpm3": ("minicpm3",),
     "mistral4": ("mistral4",),
     "nemotronnas": ("nemotron_nas",),
     "decilm": ("nemotron_nas",),
+    "olmo3": ("olmo3",),
     "qwen2vl": ("qwen2_vl",),
     "qwen3vlmoe": ("qwen3_vl_moe",),
     "qwen3vl": ("qwen3_vl", "qwen3_vl_moe"),  # published names of the mixture say only the size, "30B-A3B"

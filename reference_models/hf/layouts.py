@@ -20,17 +20,25 @@ Layout = Literal["hf", "mlx"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 _VISION_FAMILIES = ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
+#: Whose latent attention mlx-lm holds as two matrices; in the other it keeps the published one.
+_ABSORBED = ("glm4_moe_lite", "mistral4")
 _EXPERT = re.compile(r"^(.*\.mlp)\.experts\.(gate|up|down)_proj$")
 _NEVER_PACKED = re.compile(r"(norm\.weight|\.bias)$|^vision_tower\.")  # as mlx-vlm does unless told otherwise
 ROUTER_BITS = 8  # mlx-lm gives the routers of this kind 8 bits, whatever the rest has
 
 ARCHITECTURES = {
+    "cohere2": "Cohere2ForCausalLM",
+    "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
+    "minicpm3": "MiniCPM3ForCausalLM",
     "mistral4": "Mistral4ForCausalLM",
     "nemotron_nas": "DeciLMForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
     "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
 }
+#: Fields that are not written where our Config has none.
+_LEFT_OUT = ("layer_types", "sliding_window_pattern")
 #: Families that transformers does not have: their Hugging Face names are those of code inside the checkpoint.
 ONLY_MLX = ("nemotron_nas",)
 
@@ -46,7 +54,7 @@ def weights_in(layout: Layout, family: str, config: Any, weights: Mapping[str, m
     for name, array in weights.items():
         if expert := _EXPERT.match(name):
             made |= _expert(layout, family, expert[1], expert[2], weights)
-        elif layout == "mlx" and name.endswith("self_attn.kv_b_proj.weight"):
+        elif layout == "mlx" and family in _ABSORBED and name.endswith("self_attn.kv_b_proj.weight"):
             made |= _absorbed(name.removesuffix("kv_b_proj.weight"), config, array)
         elif layout == "mlx" and name == PATCHES:
             made[name] = array.transpose(0, 2, 3, 4, 1)  # channels last
@@ -71,6 +79,9 @@ def _prefixed(layout: Layout, family: str, name: str) -> str:
 def _expert(layout: Layout, family: str, mlp: str, part: str, weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
     if layout == "mlx":
         return {f"{mlp}.switch_mlp.{part}_proj.weight": weights[f"{mlp}.experts.{part}_proj"]}
+    if family == "glm4_moe_lite":  # as published: one linear map for every expert
+        matrices = weights[f"{mlp}.experts.{part}_proj"]
+        return {f"{mlp}.experts.{index}.{part}_proj.weight": matrices[index] for index in range(matrices.shape[0])}
     swap = family == "qwen3_vl_moe"  # as published
     if part == "down":
         down = weights[f"{mlp}.experts.down_proj"]
@@ -103,6 +114,9 @@ def pack(weights: Mapping[str, mx.array], packing: Packing) -> tuple[dict[str, m
         if array.shape[-1] % packing.group_size:
             made[name], said[stem] = array, False
             continue
+        if f"{stem}.e_score_correction_bias" in weights:  # mlx-lm packs no router of this kind
+            made[name] = array
+            continue
         if stem.endswith("mlp.gate"):
             own = Packing(ROUTER_BITS, packing.group_size)
             said[stem] = {"group_size": own.group_size, "bits": own.bits}
@@ -120,6 +134,8 @@ def config_to_json(family: str, config: Any, dtype: str) -> dict[str, Any]:
     if not text.get("use_sliding_window", True):  # the rest says nothing then
         for name in ("sliding_window", "max_window_layers", "layer_types"):
             del text[name]
+    if family not in _VISION_FAMILIES:  # an absent field is a default, a null is no value to some readers
+        text = {name: value for name, value in text.items() if value is not None or name not in _LEFT_OUT}
     text["hidden_act"] = "silu"
     ends: dict[str, Any] = {
         "bos_token_id": token_id("<|endoftext|>"),
@@ -159,17 +175,52 @@ def _tower(family: str, config: Any, tower: dict[str, Any]) -> dict[str, Any]:
 
 def _own_fields(family: str, config: Any) -> dict[str, Any]:
     """What published readers ask for and our Config leaves out."""
+    if family == "cohere2":
+        return {"model_type": family, "head_dim": config.head_dim}
     if family == "mistral4":
         return {
             "model_type": "mistral4",
             "num_key_value_heads": config.num_attention_heads,
             "qk_head_dim": config.qk_head_dim,
         }
+    if family == "glm4_moe_lite":
+        dense = config.first_k_dense_replace
+        return {
+            "model_type": family,
+            "num_key_value_heads": config.num_attention_heads,
+            "mlp_layer_types": ["dense"] * dense + ["sparse"] * (config.num_hidden_layers - dense),
+        }
+    if family == "minicpm3":
+        scaling = config.rope_scaling
+        return {
+            "model_type": family,
+            "num_key_value_heads": config.num_attention_heads,
+            "max_position_embeddings": config.max_position_embeddings,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": list(scaling.short_factor),
+                "long_factor": list(scaling.long_factor),
+                "original_max_position_embeddings": scaling.original_max_position_embeddings,
+            },
+        }
+    if family == "olmo3":
+        return {"model_type": family} | _turnings(config)
     if family == "nemotron_nas":
         return {"model_type": "nemotron-nas"}
     if family == "qwen3_vl_moe":
         return {"norm_topk_prob": True}
     return {}
+
+
+def _turnings(config: Any) -> dict[str, Any]:
+    """RoPE of OLMo 3 as published, and in the words of transformers 5, which takes the published ``rope_theta`` for the
+    layers that see everything alone (tests/checkpoints/test_transformers_saves.py)."""
+    theta, scaling = {"rope_theta": config.rope_theta}, config.rope_scaling
+    full: dict[str, Any] = {"rope_type": "default"}
+    if scaling is not None:
+        full = {"rope_type": "yarn"} | {name: said for name, said in asdict(scaling).items() if said is not None}
+    kinds = {"full_attention": full | theta, "sliding_attention": {"rope_type": "default"} | theta}
+    return {"rope_scaling": None if scaling is None else full, "rope_parameters": kinds}
 
 
 def _small_tower(family: str, config: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from reference_models import (
     qwen3_vl_moe,
     rope,
 )
+from reference_models.hf import text_sizes
 
 #: Special tokens behind the 256 bytes, in order of their ids.
 SPECIAL = (
@@ -225,15 +226,23 @@ def _interleaved(*sections: int) -> rope.MRopeScaling:
 
 SIZES: Mapping[str, Mapping[str, Callable[[], Any]]] = {
     "tiny": {
+        "cohere2": lambda: text_sizes.cohere2_tiny(_TRUNK),
+        "glm4_moe_lite": lambda: text_sizes.glm4_moe_lite_tiny(_TRUNK),
+        "minicpm3": lambda: text_sizes.minicpm3_tiny(_TRUNK),
         "mistral4": _mistral4_tiny,
         "nemotron_nas": _nemotron_tiny,
+        "olmo3": lambda: text_sizes.olmo3_tiny(_TRUNK),
         "qwen2_vl": _qwen2_vl_tiny,
         "qwen3_vl": _qwen3_vl_tiny,
         "qwen3_vl_moe": _qwen3_vl_moe_tiny,
     },
     "published": {
+        "cohere2": text_sizes.cohere2_published,
+        "glm4_moe_lite": text_sizes.glm4_moe_lite_published,
+        "minicpm3": text_sizes.minicpm3_published,
         "mistral4": _mistral4_published,
         "nemotron_nas": _nemotron_published,
+        "olmo3": text_sizes.olmo3_published,
         "qwen2_vl": _qwen2_vl_published,
         "qwen3_vl": _qwen3_vl_published,
         "qwen3_vl_moe": _qwen3_vl_moe_published,

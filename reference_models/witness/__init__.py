@@ -1,4 +1,4 @@
-"""The five families once more, in NumPy float64, written from their published definitions: an independent witness.
+"""The families once more, in NumPy float64, written from their published definitions: an independent witness.
 
 One forward without a cache, without chunks and without offsets: every token gets its position and its row of a
 visibility matrix, and that is all. It shares no code with the models beside it (no MLX, no RoPE, no mask, no layer of
@@ -12,18 +12,33 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reference_models.witness import mistral4, nemotron_nas, qwen
+from reference_models.witness import cohere2, glm4_moe_lite, minicpm3, mistral4, nemotron_nas, olmo3, qwen
 from reference_models.witness.parts import Array, Weights, product, rms_norm
 from reference_models.witness.rows import Gaps, Rows
 from reference_models.witness.sequence import Sequence
 
 _FAMILIES: Mapping[str, Callable[[Any, Weights, Sequence, Rows, Gaps], Array]] = {
+    "cohere2": cohere2.hidden_states,
+    "glm4_moe_lite": glm4_moe_lite.hidden_states,
+    "minicpm3": minicpm3.hidden_states,
     "mistral4": mistral4.hidden_states,
     "nemotron_nas": nemotron_nas.hidden_states,
+    "olmo3": olmo3.hidden_states,
     "qwen2_vl": qwen.hidden_states,
     "qwen3_vl": qwen.hidden_states,
     "qwen3_vl_moe": qwen.hidden_states,
 }
+
+
+def _logits(config: Any, weights: Weights, x: Array) -> Array:
+    """``[S, vocab]`` behind the last layer, as most families have it: a norm and a matrix."""
+    x = rms_norm(x, weights["model.norm.weight"], config.rms_norm_eps)
+    head = "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
+    return product(x, weights[f"{head}.weight"])
+
+
+#: Families whose way from the last layer to the logits is another one.
+_LOGITS: Mapping[str, Callable[[Any, Weights, Array], Array]] = {"cohere2": cohere2.logits, "minicpm3": minicpm3.logits}
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +64,7 @@ def forward(family: str, config: Any, weights: Weights, given: Sequence, storage
         raise ValueError(f"got {len(given.visible)} visibility matrices for {layers} attention layers")
     gaps = Gaps(len(given.tokens))
     x = _FAMILIES[family](config, weights, given, Rows(storage, gaps), gaps)
-    x = rms_norm(x, weights["model.norm.weight"], config.rms_norm_eps)
-    head = "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
-    return Testimony(product(x, weights[f"{head}.weight"]), gaps)
+    return Testimony(_LOGITS.get(family, _logits)(config, weights, x), gaps)
 
 
 def _replaced(attention: Any) -> bool:

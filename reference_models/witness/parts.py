@@ -4,7 +4,8 @@ One sequence, no batch: hidden states are ``[S, hidden]``, heads ``[H, S, D]``. 
 published checkpoints, with the experts of a layer stacked in three arrays.
 
 Sources: RMSNorm (arXiv 1910.07467), SwiGLU (arXiv 2002.05202), grouped-query attention (arXiv 2305.13245), Qwen3's
-routing (arXiv 2505.09388), DeepSeek-V2's groups of experts (arXiv 2405.04434).
+routing (arXiv 2505.09388), DeepSeek-V2's groups of experts (arXiv 2405.04434), DeepSeek-V3's correction bias (arXiv
+2412.19437).
 """
 
 from __future__ import annotations
@@ -46,8 +47,13 @@ def linear(x: Array, weights: Weights, name: str) -> Array:
 
 
 def silu(x: Array) -> Array:
-    """``x * sigmoid(x)``; the sigmoid as a tanh, which cannot overflow."""
-    return np.asarray(x * (0.5 * np.tanh(0.5 * x) + 0.5))
+    """``x * sigmoid(x)``."""
+    return x * sigmoid(x)
+
+
+def sigmoid(x: Array) -> Array:
+    """``1 / (1 + exp(-x))``, as a tanh, which cannot overflow."""
+    return np.asarray(0.5 * np.tanh(0.5 * x) + 0.5)
 
 
 def swiglu(x: Array, weights: Weights, name: str) -> Array:
@@ -85,12 +91,18 @@ def experts(x: Array, weights: Weights, name: str, rule: Routing) -> tuple[Array
     """Routed experts (and the shared ones, if there are any): ``[S, hidden]`` kept; and the gaps ``[S]`` of the choice.
 
     Softmax over all experts; the best ``top_k``, those of the best groups where there are groups, summed by their
-    scores (renormalised to sum 1, or not) times ``scale``.
+    scores (renormalised to sum 1, or not) times ``scale``. With a correction bias the scores are sigmoids, one for each
+    expert, and the choice is by score plus bias.
     """
     logits = product(x, weights[f"{name}.gate.weight"])
-    scores = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    scores /= scores.sum(axis=-1, keepdims=True)
-    taken, gaps = rule.choose(scores)
+    correction = weights.get(f"{name}.gate.e_score_correction_bias")
+    if correction is None:
+        scores = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        scores /= scores.sum(axis=-1, keepdims=True)
+        taken, gaps = rule.choose(scores)
+    else:
+        scores = sigmoid(logits)
+        taken, gaps = rule.choose(scores + correction)
     share = np.where(taken, scores, 0.0)
     if rule.normalise:
         share /= share.sum(axis=-1, keepdims=True)

@@ -35,17 +35,22 @@ def llama3(dims: int, theta: float, scaling: Any) -> Array:
 
 def yarn(dims: int, scaling: Any) -> Array:
     """NTK by parts: a ramp from pairs that turn often (kept) to pairs that turn seldom (slowed by ``factor``)."""
-    plain = frequencies(dims, scaling.rope_theta)
+    ramp = scaling.beta_fast, scaling.beta_slow
+    return yarn_ramp(dims, scaling.rope_theta, scaling.factor, scaling.original_max_position_embeddings, ramp)
+
+
+def yarn_ramp(dims: int, theta: float, factor: float, context: float, ramp: tuple[float, float]) -> Array:
+    """The same, said in numbers; ``ramp``: the turns over the original ``context`` at which it starts and ends."""
+    plain = frequencies(dims, theta)
 
     def pair_turning(times: float) -> float:
-        length = scaling.original_max_position_embeddings / (2 * math.pi * times)
-        return dims * math.log(length) / (2 * math.log(scaling.rope_theta))
+        return dims * math.log(context / (2 * math.pi * times)) / (2 * math.log(theta))
 
-    start = max(math.floor(pair_turning(scaling.beta_fast)), 0)
-    end = min(math.ceil(pair_turning(scaling.beta_slow)), dims - 1)
+    start = max(math.floor(pair_turning(ramp[0])), 0)
+    end = min(math.ceil(pair_turning(ramp[1])), dims - 1)
     width = end - start if end != start else 0.001
     slowed = np.clip((np.arange(dims // 2) - start) / width, 0, 1)
-    return np.asarray(plain / scaling.factor * slowed + plain * (1 - slowed))
+    return np.asarray(plain / factor * slowed + plain * (1 - slowed))
 
 
 def mscale(factor: float, weight: float) -> float:

@@ -203,7 +203,7 @@ def test_half_precision_runs_or_says_what_to_do(
     command = ["logits", str(folder), "--input", str(ids), "--output", str(out)]
     code = cli.main(command)
     said = capsys.readouterr().err
-    experts = family in ("mistral4", "qwen3_vl_moe") and bits is None
+    experts = family in ("glm4_moe_lite", "mistral4", "qwen3_vl_moe") and bits is None
     if experts and mx.default_device() == mx.Device(mx.cpu):
         assert code == 2 and not out.exists()
         assert said.count("\n") == 1 and said.endswith("; try --dtype float32\n") and "cannot run here" in said

@@ -15,6 +15,7 @@ import pytest
 
 from harness.checkpoints import Inputs, load_model, logits, open_checkpoint
 from tests.checkpoints.prompts import PROMPTS, as_torch, prompt
+from tests.checkpoints.text_makers import BASE, TEXT_MAKERS
 
 REASON = "the published implementations are not installed: pip install 'mlx-kv-harness[peers]'"
 torch = pytest.importorskip("torch", reason=REASON)
@@ -22,17 +23,6 @@ transformers = pytest.importorskip("transformers", reason=REASON)
 
 IDS = np.random.default_rng(5).integers(0, 59, (2, 20))
 TOLERANCE = 5e-5  # of the deviation of the logits
-BASE = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
 MROPE = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 1]}
 VISION2 = {"depth": 2, "num_heads": 2, "patch_size": 2, "embed_dim": 16, "hidden_size": 32}
 VISION3 = {
@@ -123,6 +113,7 @@ def qwen3_vl_moe() -> Any:
 
 
 MAKERS = {
+    **TEXT_MAKERS,
     "mistral4": mistral4,
     "mistral3": mistral3,
     "qwen2_vl": qwen2_vl,
@@ -142,6 +133,9 @@ def made(kind: str) -> tuple[Any, np.ndarray]:
                 parameter.normal_(0, parameter.shape[-1] ** -0.5)
             else:
                 parameter.add_(0.1 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0, 0.1)
         return model, model(input_ids=torch.from_numpy(IDS), use_cache=False).logits.numpy()
 
 
@@ -162,7 +156,7 @@ def test_a_saved_model_is_the_same_model(kind: str, size: str, tmp_path: Path) -
     assert far <= TOLERANCE
     checkpoint = open_checkpoint(tmp_path / "saved")
     assert checkpoint.family == ("mistral4" if kind == "mistral3" else kind)
-    assert bool(checkpoint.vision) == (kind != "mistral4")
+    assert bool(checkpoint.vision) == (kind in (*VISION_KINDS, "mistral3"))
 
 
 VISION_KINDS = ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
@@ -194,7 +188,9 @@ def pixels(inputs: Inputs) -> dict[str, np.ndarray]:
     return {name: array for name, array in found.items() if array is not None}
 
 
-@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "mistral4"])
+@pytest.mark.parametrize(
+    "kind", ["qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "mistral4", "cohere2", "olmo3", "minicpm3", "glm4_moe_lite"]
+)
 def test_the_dialect_of_transformers_4_says_the_same(kind: str, tmp_path: Path) -> None:
     model, theirs = made(kind)
     model.save_pretrained(tmp_path / "saved")
@@ -202,6 +198,7 @@ def test_the_dialect_of_transformers_4_says_the_same(kind: str, tmp_path: Path) 
     config = json.loads(path.read_text())
     text = config.get("text_config", config)
     parameters = text.pop("rope_parameters")
+    parameters = parameters.get("full_attention", parameters)
     text["rope_theta"] = parameters.pop("rope_theta")
     text["rope_scaling"] = parameters
     kept = parameters.pop("rope_type")
@@ -214,6 +211,12 @@ def test_the_dialect_of_transformers_4_says_the_same(kind: str, tmp_path: Path) 
     if kind == "qwen2_vl":  # flat, as published
         config |= text | {"model_type": "qwen2_vl", "tie_word_embeddings": config["tie_word_embeddings"]}
         del config["text_config"]
+    if kind == "glm4_moe_lite":  # as published
+        del config["mlp_layer_types"], text["rope_scaling"]
+        config["first_k_dense_replace"] = 2
+    if kind == "cohere2":  # as published
+        del config["layer_types"], text["rope_scaling"]
+        config["sliding_window_pattern"] = 4
     if kind == "qwen3_vl_moe":
         del config["tie_word_embeddings"], text["tie_word_embeddings"]
         text["mlp_only_layers"] = [0]
@@ -233,3 +236,10 @@ def test_half_precision_is_kept_or_cast(kind: str, dtype: str, tmp_path: Path) -
     assert np.abs(wide - theirs).max() < (0.05 if dtype == "float16" else 0.5) * theirs.std()
     kept = load_model(checkpoint)
     assert str(kept.model.norm.weight.dtype) == f"mlx.core.{dtype}"
+
+
+def test_transformers_gives_a_published_theta_to_some_layers_of_olmo3() -> None:
+    """Why we write both dialects. The published 7B has the default theta, where nobody notices."""
+    read = transformers.Olmo3Config.from_dict(BASE | {"rope_theta": 100.0})
+    thetas = {kind: settings["rope_theta"] for kind, settings in read.rope_parameters.items()}
+    assert thetas == {"full_attention": 100.0, "sliding_attention": 500000.0}, "FIXED? then one dialect is enough"

@@ -157,7 +157,7 @@ def test_replay_of_what_is_no_trace(content: str | None, capsys: pytest.CaptureF
         (["replay"], "file"),
         (["families", "extra"], "extra"),
         (["run", "--families", "qwen2"], "nearest: qwen2_vl"),
-        (["run", "--families", f"{FAMILY},xxxx"], "'xxxx'; nearest: mistral4"),
+        (["run", "--families", f"{FAMILY},xxxx"], "'xxxx'; nearest: cohere2"),
         (["run", "--families", ""], "names no family"),
         (["run", "--families", " , "], "names no family"),
         (["run", "--seed", "-1"], "must lie in [0, 2**32), got -1"),

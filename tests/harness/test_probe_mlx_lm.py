@@ -1,4 +1,4 @@
-"""The probe on the five families as mlx-lm ships them, with mlx-lm's own caches."""
+"""The probe on our families as mlx-lm ships them, with mlx-lm's own caches."""
 
 from __future__ import annotations
 
@@ -61,6 +61,28 @@ MISTRAL4 = {
         "llama_4_scaling_beta": 0.1,
     },
 }
+GLM = {
+    **{name: value for name, value in TEXT.items() if name != "head_dim"},
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
+MINICPM3 = {
+    **TEXT,
+    "dim_model_base": 16,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "scale_depth": 1.4,
+    "scale_emb": 12.0,
+    "rope_scaling": {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 512},
+}
 ATTENDING = {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1.0}}
 NEMOTRON = {
     **TEXT,
@@ -73,8 +95,12 @@ NEMOTRON = {
     ],
 }
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "cohere2": ("cohere2", {**TEXT, "sliding_window": 64, "sliding_window_pattern": 2}),
+    "glm4_moe_lite": ("glm4_moe_lite", GLM),
+    "minicpm3": ("minicpm3", MINICPM3),
     "mistral4": ("mistral4", MISTRAL4),
     "nemotron_nas": ("nemotron-nas", NEMOTRON),
+    "olmo3": ("olmo3", {**TEXT, "sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}),
     "qwen2_vl": ("qwen2_vl", {"text_config": {**TEXT, "model_type": "qwen2"}}),
     "qwen3_vl": ("qwen3_vl", {"text_config": {**TEXT, "model_type": "qwen3"}}),
     "qwen3_vl_moe": ("qwen3_vl_moe", {"text_config": {**TEXT, **MOE, "model_type": "qwen3_moe"}}),
@@ -126,7 +152,9 @@ def test_calls_keys_and_positions_of_a_prefill_a_chunk_and_a_decode(family: str)
             if call.shown is not None and not call.scores:
                 assert np.array_equal(np.broadcast_to(call.shown[0, 0], visible.shape), visible)
             if call.scores:
-                assert family == "mistral4" and tokens == 1  # an MLA decode adds its rotated part as scores
+                assert (
+                    family in ("glm4_moe_lite", "mistral4") and tokens == 1
+                )  # an MLA decode adds its rotated part as scores
         turns = record.positions()
         assert turns  # queries and keys of every layer
         for turn in turns:
@@ -136,11 +164,15 @@ def test_calls_keys_and_positions_of_a_prefill_a_chunk_and_a_decode(family: str)
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_their_chunks_pass_a_word_and_no_mask(family: str) -> None:
-    """So with mlx-lm's dense cache nothing explicit is tested: a mask property must come out VACUOUS there."""
+    """So with mlx-lm's dense cache nothing explicit is tested: a mask property must come out VACUOUS there. Of
+    glm4_moe_lite the scores of the rotated part are the mask, and hide what must be hidden."""
     model = build(family)
     cache = caches(model)
     calls = [call for tokens in (4, 3) for call in forward(model, cache, tokens).attention()]
-    assert [(call.mask, call.mask_keys) for call in calls] == [("causal", None)] * 4
+    expected: list[tuple[str, int | None]] = [("causal", None)] * 4
+    if family == "glm4_moe_lite":
+        expected = [("additive", keys) for keys in (4, 4, 7, 7)]
+    assert [(call.mask, call.mask_keys) for call in calls] == expected
 
 
 @pytest.mark.parametrize("heads", [(4, 2), (2, 2)], ids=["grouped", "ungrouped"])

@@ -8,11 +8,6 @@ longer fails is reported as ``FIXED?`` and fails the run, until its ``versions``
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
-
-from packaging.specifiers import SpecifierSet
 
 from tests.parity.cases import Case
 from tests.parity.comparing import DECODES
@@ -27,43 +22,10 @@ from tests.parity.conditions import (
     turned,
     unscaled_yarn,
 )
+from tests.parity.entry import Kind as Kind
+from tests.parity.entry import Limitation as Limitation
 from tests.parity.peers.base import Peer
-
-Kind = Literal["limitation", "known failure"]
-
-
-@dataclass(frozen=True)
-class Limitation:
-    """One entry.
-
-    ``peer``: its package. ``condition``: ``holds`` in words. ``why``: traced in the peer's source. ``span``: the
-    least and the most that a known failure may differ, in standard deviations of the logits; wider than what was
-    measured, and another failure outside. ``seen``: whether a case that ``holds`` must show it; one that need not (an
-    angle too small to matter) is neither compared nor held against the entry.
-    """
-
-    id: str
-    peer: str
-    families: tuple[str, ...]
-    versions: str
-    kind: Kind
-    condition: str
-    holds: Callable[[Case], bool]
-    why: str
-    says: str = ""
-    span: tuple[float, float] | None = None
-    seen: Callable[[Case], bool] = lambda case: True
-
-    def applies(self, peer: Peer, version: str, case: Case) -> bool:
-        """Whether this peer should fail on this case."""
-        return (
-            self.peer == peer.needs[0]
-            and self.id not in peer.mended
-            and case.family in self.families
-            and SpecifierSet(self.versions).contains(version, prereleases=True)
-            and self.holds(case)
-        )
-
+from tests.parity.text_limitations import TEXT_LIMITATIONS
 
 QWEN3 = ("qwen3_vl", "qwen3_vl_moe")
 QWEN = ("qwen2_vl", *QWEN3)
@@ -78,13 +40,13 @@ LIMITATIONS: tuple[Limitation, ...] = (
     Limitation(
         id="transformers-one-expert-a-group",
         peer="transformers",
-        families=("mistral4",),
+        families=("glm4_moe_lite", "mistral4"),
         versions=">=5.24",
         kind="limitation",
         condition="a group holds one expert",
         holds=few_experts,
         says="selected index k out of range",
-        why="Mistral4TopkRouter.forward scores every group by topk(2), a single group as well",
+        why="the TopkRouter of both families scores every group by topk(2), a single group as well",
     ),
     Limitation(
         id="transformers-ids-behind-a-long-video",
@@ -275,6 +237,7 @@ LIMITATIONS: tuple[Limitation, ...] = (
         "code, transformers and mlx-vlm's own qwen3_vl have them the other way round; exchanged, it agrees (rows "
         "mlx-vlm-mended)",
     ),
+    *TEXT_LIMITATIONS,
 )
 
 

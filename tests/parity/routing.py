@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from reference_models import moe
+from reference_models import glm4_moe_lite, moe
 
 TIE = 5e-5  # softmax scores nearer than this may be ranked either way; they agree to about 1e-6
 
@@ -29,11 +29,13 @@ class UnexplainedFlip(AssertionError):
 
 @dataclass(frozen=True)
 class Routing:
-    """How a family chooses: ``top_k`` experts of the best ``topk_group`` of ``n_group`` groups."""
+    """How a family chooses: ``top_k`` experts of the best ``topk_group`` of ``n_group`` groups. ``scored``: what is
+    noted are the scores themselves (sigmoids plus a correction, which each side has), not router logits."""
 
     top_k: int
     n_group: int = 1
     topk_group: int = 1
+    scored: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,21 +56,23 @@ def routing_of(config: Any) -> Routing | None:
     if not hasattr(config, "num_experts_per_tok"):
         return None
     groups = getattr(config, "n_group", 1), getattr(config, "topk_group", 1)
-    return Routing(config.num_experts_per_tok, *groups)
+    return Routing(config.num_experts_per_tok, *groups, scored=isinstance(config, glm4_moe_lite.Config))
 
 
 def chosen(logits: np.ndarray, rule: Routing) -> tuple[np.ndarray, np.ndarray]:
     """Of router logits ``[T, E]``: the experts chosen, bool ``[T, E]``, and the smallest gap ``[T]`` between what was
     taken and what was left, of groups or of experts; infinite where all are taken."""
     wide = logits.astype(np.float64)
-    scores = np.exp(wide - wide.max(axis=-1, keepdims=True))
-    scores /= scores.sum(axis=-1, keepdims=True)
+    scores = wide
+    if not rule.scored:
+        scores = np.exp(wide - wide.max(axis=-1, keepdims=True))
+        scores /= scores.sum(axis=-1, keepdims=True)
     tokens, experts = scores.shape
     gap = np.full(tokens, np.inf)
     if rule.topk_group < rule.n_group:
         grouped = np.sort(scores.reshape(tokens, rule.n_group, -1), axis=-1)[..., -2:].sum(axis=-1)
         taken, gap = _best(grouped, rule.topk_group)
-        scores = np.where(np.repeat(taken, experts // rule.n_group, axis=-1), scores, -1.0)
+        scores = np.where(np.repeat(taken, experts // rule.n_group, axis=-1), scores, -np.inf)
     picked, between = _best(scores, rule.top_k)
     reachable = experts // rule.n_group * rule.topk_group
     return picked, np.minimum(gap, between) if rule.top_k < reachable else gap
@@ -112,7 +116,10 @@ def our_routers() -> Iterator[list[np.ndarray]]:
     original = moe.TopKRouter.__call__
 
     def noted(self: Any, x: mx.array) -> Any:
-        seen.append(np.array((x @ self.weight.T).astype(mx.float32)).reshape(-1, self.weight.shape[0]))
+        logits = (x @ self.weight.T).astype(mx.float32)
+        if isinstance(self, moe.SigmoidRouter):
+            logits = self.ranked(self.scores(logits))
+        seen.append(np.array(logits).reshape(-1, self.weight.shape[0]))
         return original(self, x)
 
     moe.TopKRouter.__call__ = noted  # type: ignore[method-assign]

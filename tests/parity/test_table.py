@@ -130,7 +130,7 @@ def test_only_the_block_between_the_marks_changes(tmp_path: Path) -> None:
     [
         (["--examples", "0"], "'0' is not a whole number above 0"),
         (["--examples", "many"], "'many'"),
-        (["--families", "qwen9"], "'qwen9' is not one of mistral4"),
+        (["--families", "qwen9"], "'qwen9' is not one of cohere2"),
         (["--peers", "mlx_lm"], "'mlx_lm' is not one of transformers"),
         (["--families", "mistral4", "--modalities", "image"], "nothing to compare"),
         (["--example", "-1"], "--example"),

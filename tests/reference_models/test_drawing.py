@@ -17,12 +17,12 @@ from mlx.utils import tree_flatten
 from reference_models import registry
 from reference_models.drawing import VISION_FAMILIES, draw_config
 from reference_models.weights import randomise
+from tests.reference_models.awkward import COHERE2, OLMO3, SCALED, SIGMOID, Awkward
 
 DRAWS = 2000
 PATHS = [(family, False) for family in registry.FAMILIES] + [(family, True) for family in VISION_FAMILIES]
 IDS = [f"{family}-{'images' if images else 'text'}" for family, images in PATHS]
 
-Awkward = dict[str, Callable[[Any], bool]]
 MISTRAL4: Awkward = {
     "one layer": lambda c: c.num_hidden_layers == 1,
     "four layers": lambda c: c.num_hidden_layers == 4,
@@ -102,9 +102,13 @@ TOWER3 = TOWER | {
     ),
     "a table of one": lambda c: c.vision.num_position_embeddings == 1,
 }
-AWKWARD = {
+AWKWARD: dict[str, tuple[Awkward, Awkward]] = {
+    "cohere2": (COHERE2, {}),
+    "glm4_moe_lite": (SIGMOID, {}),
+    "minicpm3": (SCALED, {}),
     "mistral4": (MISTRAL4, {}),
     "nemotron_nas": (NEMOTRON, {}),
+    "olmo3": (OLMO3, {}),
     "qwen2_vl": (QWEN, TOWER),
     "qwen3_vl": (QWEN3, TOWER3),
     "qwen3_vl_moe": (MOE, TOWER3),
@@ -175,7 +179,7 @@ def test_a_seed_gives_the_same_configuration() -> None:
         assert first == again
 
 
-@pytest.mark.parametrize("family", ["mistral4", "nemotron_nas"])
+@pytest.mark.parametrize("family", [family for family in registry.FAMILIES if family not in VISION_FAMILIES])
 def test_images_need_a_tower(family: str) -> None:
     with pytest.raises(ValueError, match="no vision tower"):
         draw_config(family, random.Random(0).choice, images=True)

@@ -12,7 +12,20 @@ from mlx import nn
 from mlx.utils import tree_flatten
 
 import reference_models
-from reference_models import mistral4, nemotron_nas, qwen2_vl, qwen3_vl, qwen3_vl_moe, registry, rope, weights
+from reference_models import (
+    cohere2,
+    glm4_moe_lite,
+    minicpm3,
+    mistral4,
+    nemotron_nas,
+    olmo3,
+    qwen2_vl,
+    qwen3_vl,
+    qwen3_vl_moe,
+    registry,
+    rope,
+    weights,
+)
 
 
 def test_families_are_sorted_and_their_variants_have_names_of_their_own() -> None:
@@ -26,7 +39,7 @@ def test_families_are_sorted_and_their_variants_have_names_of_their_own() -> Non
 
 
 @pytest.mark.parametrize(
-    ("asked", "nearest"), [("qwen3vl", "qwen3_vl"), ("nemotron-nas", "nemotron_nas"), ("gpt", "mistral4")]
+    ("asked", "nearest"), [("qwen3vl", "qwen3_vl"), ("nemotron-nas", "nemotron_nas"), ("gpt", "cohere2")]
 )
 def test_an_unknown_family_names_the_nearest(asked: str, nearest: str) -> None:
     with pytest.raises(registry.UnknownFamily, match=nearest):
@@ -63,6 +76,25 @@ def test_weights_keep_the_scale_of_their_input() -> None:
 
 SECTIONS = rope.MRopeScaling((2, 1, 1))
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    (cohere2, {"num_key_value_heads": 3}, "num_key_value_heads"),
+    (cohere2, {"num_attention_heads": 5}, "hidden_size"),
+    (cohere2, {"num_attention_heads": 32, "num_key_value_heads": 1}, "head_dim"),
+    (cohere2, {"sliding_window": 0}, "sliding_window"),
+    (cohere2, {"sliding_window_pattern": -1}, "sliding_window_pattern"),
+    (cohere2, {"logit_scale": 0.0}, "logit_scale"),
+    (cohere2, {"layer_types": ("full_attention",)}, "layer_types"),
+    (cohere2, {"layer_types": ("full_attention", "sliding_attention")}, "disagree"),
+    (glm4_moe_lite, {"qk_rope_head_dim": 7}, "even"),
+    (glm4_moe_lite, {"num_experts_per_tok": 5}, "num_experts_per_tok"),
+    (glm4_moe_lite, {"n_group": 3}, "n_group"),
+    (glm4_moe_lite, {"first_k_dense_replace": 3}, "first_k_dense_replace"),
+    (glm4_moe_lite, {"q_lora_rank": 0}, "q_lora_rank"),
+    (minicpm3, {"num_attention_heads": 5}, "hidden_size"),
+    (minicpm3, {"qk_rope_head_dim": 7}, "even"),
+    (minicpm3, {"qk_rope_head_dim": 4}, "short_factor has 4 numbers"),
+    (minicpm3, {"kv_lora_rank": 0}, "kv_lora_rank"),
+    (minicpm3, {"dim_model_base": 0}, "dim_model_base"),
+    (minicpm3, {"scale_depth": 0.0}, "scale_depth"),
     (mistral4, {"qk_rope_head_dim": 7}, "even"),
     (mistral4, {"num_experts_per_tok": 5}, "num_experts_per_tok"),
     (mistral4, {"n_group": 3}, "n_group"),
@@ -73,6 +105,10 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (nemotron_nas, {"num_hidden_layers": 3}, "block_configs"),
     (nemotron_nas, {"num_attention_heads": 3}, "hidden_size"),
     (nemotron_nas, {"num_attention_heads": 32}, "head_dim"),
+    (olmo3, {"num_key_value_heads": 3}, "num_key_value_heads"),
+    (olmo3, {"num_attention_heads": 5}, "hidden_size"),
+    (olmo3, {"sliding_window": 0}, "sliding_window"),
+    (olmo3, {"layer_types": ("chunked_attention",) * 2}, "layer_types"),
     (qwen2_vl, {"num_key_value_heads": 3}, "num_key_value_heads"),
     (qwen2_vl, {"num_attention_heads": 2}, "mrope_section"),
     (qwen2_vl, {"num_attention_heads": 5}, "hidden_size"),

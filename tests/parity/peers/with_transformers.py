@@ -45,6 +45,9 @@ class Transformers:
                 else:
                     fan_in = parameter[0].numel() if parameter.ndim > 3 else parameter.shape[-1]
                 parameter.normal_(0, fan_in**-0.5)
+            for name, buffer in model.named_buffers():
+                if name.endswith("e_score_correction_bias"):
+                    buffer.normal_(0, 0.1)
         model.save_pretrained(folder)
         return TransformersEngine(case, model)
 
@@ -64,8 +67,11 @@ class TransformersEngine:
             if type(module).__name__.lower().endswith("topkrouter"):
                 module.register_forward_hook(self._note)
 
-    def _note(self, _module: Any, _inputs: Any, output: Any) -> None:
-        self.routed.append(output[0].detach().float().numpy().reshape(-1, output[0].shape[-1]).copy())
+    def _note(self, module: Any, _inputs: Any, output: Any) -> None:
+        noted = output[0].detach().float()
+        if hasattr(module, "e_score_correction_bias"):
+            noted = noted.sigmoid() + module.e_score_correction_bias
+        self.routed.append(noted.numpy().reshape(-1, noted.shape[-1]).copy())
 
     def prefill(self) -> np.ndarray:
         import torch

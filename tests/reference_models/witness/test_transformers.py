@@ -12,8 +12,10 @@ import pytest
 from harness.oracle import History
 from harness.target import PromptInput
 from harness.targets.witnesses import Witnesses
+from reference_models.drawing import VISION_FAMILIES
+from reference_models.hf.layouts import ONLY_MLX
 from reference_models.mrope_ids import Placeholders, position_ids
-from reference_models.registry import Variant
+from reference_models.registry import FAMILIES, Variant
 from tests.parity import checkpoints
 from tests.parity.cases import Case
 from tests.parity.limitations import limitations_of
@@ -24,8 +26,8 @@ from tests.parity.running import seeded_case
 PEER = Transformers()
 CONFIGURATIONS = 6
 ROWS = [
-    ("mistral4", "text"),
-    *((family, kind) for family in ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe") for kind in ("text", "images", "video")),
+    *((family, "text") for family in FAMILIES if family not in (*VISION_FAMILIES, *ONLY_MLX)),
+    *((family, kind) for family in VISION_FAMILIES for kind in ("text", "images", "video")),
 ]
 
 
