@@ -17,6 +17,7 @@ from mlx import nn
 
 from reference_models import layers, rope
 from reference_models.engine import CacheSpec, make_caches, masks
+from reference_models.engine.batch_cache import Cache
 from reference_models.engine.kv_cache import KVCache, Storage
 from reference_models.layers import LayerType
 
@@ -103,7 +104,7 @@ class Block(nn.Module):
         )
         self.mlp = layers.SwiGLU(hidden, config.intermediate_size)
 
-    def __call__(self, x: mx.array, freqs: mx.array, cache: KVCache, mask: mx.array | None) -> mx.array:
+    def __call__(self, x: mx.array, freqs: mx.array, cache: Cache, mask: mx.array | None) -> mx.array:
         offset = cache.offset  # absolute, and read before the cache takes the new rows
 
         def rotation(q: mx.array, k: mx.array) -> tuple[mx.array, mx.array]:
@@ -138,7 +139,7 @@ class Model(nn.Module):
     def __call__(
         self,
         tokens: mx.array,
-        caches: Sequence[KVCache],
+        caches: Sequence[Cache],
         mask_policy: masks.MaskPolicy | masks.GivenMasks = "live",
     ) -> mx.array:
         layers.check_inputs(tokens, caches, self.attention_layers)

@@ -15,6 +15,7 @@ from mlx import nn
 
 from reference_models import latent, layers, moe, rope
 from reference_models.engine import CacheSpec, make_caches, masks
+from reference_models.engine.batch_cache import Cache
 from reference_models.engine.kv_cache import KVCache, Storage
 
 
@@ -117,7 +118,7 @@ class Block(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(hidden, eps=eps)
         self.mlp = feed_forward(config, index)
 
-    def __call__(self, x: mx.array, freqs: mx.array, cache: KVCache, mask: mx.array | None) -> mx.array:
+    def __call__(self, x: mx.array, freqs: mx.array, cache: Cache, mask: mx.array | None) -> mx.array:
         offset = cache.offset  # absolute, and read before the cache takes the new rows
 
         def rotation(rows: mx.array) -> mx.array:
@@ -147,7 +148,7 @@ class Model(nn.Module):
     def __call__(
         self,
         tokens: mx.array,
-        caches: Sequence[KVCache],
+        caches: Sequence[Cache],
         mask_policy: masks.MaskPolicy | masks.GivenMasks = "live",
     ) -> mx.array:
         layers.check_inputs(tokens, caches, self.attention_layers)

@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx import nn
 
 from reference_models import layers
-from reference_models.engine.kv_cache import KVCache
+from reference_models.engine.batch_cache import Cache
 from reference_models.mistral4 import LATENT_NORM_EPS
 from reference_models.mistral4 import CacheForm as CacheForm
 
@@ -58,7 +58,7 @@ class LatentAttention(nn.Module):
         self.scale = width**-0.5
 
     def __call__(
-        self, x: mx.array, rotation: Callable[[mx.array], mx.array], cache: KVCache, mask: mx.array | None
+        self, x: mx.array, rotation: Callable[[mx.array], mx.array], cache: Cache, mask: mx.array | None
     ) -> mx.array:
         """``rotation`` turns ``[B, H, L, rope]`` before the cache takes the new rows."""
         sizes = self.sizes
@@ -71,7 +71,7 @@ class LatentAttention(nn.Module):
             return self._attend(q_nope, q_rope, keys, values, mask)
         latent, k_rope = cache.update_and_fetch(latent, k_rope)
         if x.shape[1] == 1:
-            return self._attend_absorbed(q_nope, q_rope, latent, k_rope)
+            return self._attend_absorbed(q_nope, q_rope, latent, k_rope, mask)
         return self._attend(q_nope, q_rope, *self._grow(latent, k_rope), mask)
 
     def _query(self, x: mx.array) -> mx.array:
@@ -91,7 +91,9 @@ class LatentAttention(nn.Module):
         out = mx.fast.scaled_dot_product_attention(query, keys, values, scale=self.scale, mask=mask)
         return self.o_proj(layers.merge_heads(out))
 
-    def _attend_absorbed(self, q_nope: mx.array, q_rope: mx.array, latent: mx.array, k_rope: mx.array) -> mx.array:
+    def _attend_absorbed(
+        self, q_nope: mx.array, q_rope: mx.array, latent: mx.array, k_rope: mx.array, mask: mx.array | None
+    ) -> mx.array:
         """One query per head against the latent itself; no key or value is grown.
 
         The head's key matrix moves to the query, its value matrix to the output; the scores of the rotated part come
@@ -100,5 +102,7 @@ class LatentAttention(nn.Module):
         matrix = self.kv_b_proj.weight.reshape(self.sizes.heads, -1, self.sizes.kv_rank)
         to_key, to_value = mx.split(matrix, [self.sizes.nope], axis=1)
         rotated = (q_rope * self.scale) @ k_rope.swapaxes(-1, -2)  # [B, H, 1, T]
+        if mask is not None:
+            rotated = mx.where(mask, rotated, -mx.inf)
         out = mx.fast.scaled_dot_product_attention(q_nope @ to_key, latent, latent, scale=self.scale, mask=rotated)
         return self.o_proj(layers.merge_heads(out @ to_value.swapaxes(-1, -2)))

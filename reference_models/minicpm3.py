@@ -18,6 +18,7 @@ from mlx import nn
 
 from reference_models import latent, layers, rope
 from reference_models.engine import CacheSpec, make_caches, masks
+from reference_models.engine.batch_cache import Cache
 from reference_models.engine.kv_cache import KVCache, Storage
 
 RopeFrom = Literal["offset", "live"]
@@ -158,9 +159,9 @@ class Block(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(hidden, eps=eps)
         self.mlp = layers.SwiGLU(hidden, config.intermediate_size)
 
-    def __call__(self, x: mx.array, turning: Turning, cache: KVCache, mask: mx.array | None) -> mx.array:
+    def __call__(self, x: mx.array, turning: Turning, cache: Cache, mask: mx.array | None) -> mx.array:
         # Read before the cache takes the new rows.
-        offset = cache.offset if turning.rope_from == "offset" else cache.live_len
+        offset = cache.offset if turning.rope_from == "offset" else _live(cache)
 
         def rotation(rows: mx.array) -> mx.array:
             turned = rope.rotate(rows, offset, turning.freqs, False)
@@ -168,6 +169,12 @@ class Block(nn.Module):
 
         x = x + self.self_attn(self.input_layernorm(x), rotation, cache, mask) * self.residual_scale
         return x + self.mlp(self.post_attention_layernorm(x)) * self.residual_scale
+
+
+def _live(cache: Cache) -> int | mx.array:
+    """Keys held, in place of the offset: of a batch ``[B, 1]``."""
+    held = cache.live_len
+    return held if isinstance(held, int) else mx.array(held, mx.int32)[:, None]
 
 
 class Model(nn.Module):
@@ -193,7 +200,7 @@ class Model(nn.Module):
     def __call__(
         self,
         tokens: mx.array,
-        caches: Sequence[KVCache],
+        caches: Sequence[Cache],
         mask_policy: masks.MaskPolicy | masks.GivenMasks = "live",
     ) -> mx.array:
         layers.check_inputs(tokens, caches, self.attention_layers)

@@ -16,6 +16,7 @@ from mlx import nn
 
 from reference_models import layers, rope
 from reference_models.engine import CacheSpec, make_caches, masks
+from reference_models.engine.batch_cache import Cache
 from reference_models.engine.kv_cache import KVCache, Storage
 from reference_models.layers import LayerType
 
@@ -151,7 +152,7 @@ class Block(nn.Module):
         self.mlp = layers.SwiGLU(hidden, config.intermediate_size)
         self.post_feedforward_layernorm = nn.RMSNorm(hidden, eps=eps)
 
-    def __call__(self, x: mx.array, turning: Turning, cache: KVCache, mask: mx.array | None) -> mx.array:
+    def __call__(self, x: mx.array, turning: Turning, cache: Cache, mask: mx.array | None) -> mx.array:
         offset = cache.offset  # absolute, and read before the cache takes the new rows
 
         def rotation(q: mx.array, k: mx.array) -> tuple[mx.array, mx.array]:
@@ -185,7 +186,7 @@ class Model(nn.Module):
     def __call__(
         self,
         tokens: mx.array,
-        caches: Sequence[KVCache],
+        caches: Sequence[Cache],
         mask_policy: masks.MaskPolicy | masks.GivenMasks = "live",
     ) -> mx.array:
         layers.check_inputs(tokens, caches, self.attention_layers)

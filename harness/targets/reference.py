@@ -194,7 +194,7 @@ def _shows(family: str, kind: str, path: Path) -> Variant | None:
         if path == "images" and not variant.reads_images:
             continue
         target = ReferenceTarget(variant, storage=kind)
-        if len(target.attention_layers) > 1 and (kind != "rotating-layers" or any(target.windows)):
+        if len(target.attention_layers) > 1 and any(target.windows) == (kind == "rotating-layers"):
             return variant
     return None
 
