@@ -32,8 +32,7 @@ class BatchRules(RuleBasedStateMachine):
     @rule(order=draw.batch_orders, tokens=draw.row_tokens, times=draw.decode_times)
     def batch_decode(self, order: tuple[int, ...], tokens: tuple[int, ...], times: int) -> None:
         """A chunk, ragged or not, and then token by token: what a server does most of the time."""
-        if not self._batch():
-            self._gather(order)
+        self._gather_unless(order)
         self._apply(BatchForward(tokens))
         self._apply(BatchDecode(times))
 
@@ -42,8 +41,7 @@ class BatchRules(RuleBasedStateMachine):
     def trim_a_row_and_go_on(
         self, which: int, n: int, keep: int, tokens: tuple[int, ...], order: tuple[int, ...]
     ) -> None:
-        if not self._batch():
-            self._gather(order)
+        self._gather_unless(order)
         if rows := self._batch():
             self._apply(TrimFront(n, keep, rows[which % len(rows)]))
         self._apply(BatchForward(tokens))
@@ -51,8 +49,7 @@ class BatchRules(RuleBasedStateMachine):
     @precondition(lambda self: self._can_batch() and Capability.ROLLBACK in self.target.capabilities)
     @rule(which=draw.sequences, n=draw.rollback_counts, tokens=draw.row_tokens, order=draw.batch_orders)
     def roll_back_a_row_and_go_on(self, which: int, n: int, tokens: tuple[int, ...], order: tuple[int, ...]) -> None:
-        if not self._batch():
-            self._gather(order)
+        self._gather_unless(order)
         if rows := self._batch():
             self._apply(Rollback(n, rows[which % len(rows)]))
         self._apply(BatchForward(tokens))
@@ -68,6 +65,12 @@ class BatchRules(RuleBasedStateMachine):
     def _batch(self) -> tuple[int, ...]:
         return () if self.judge is None else self.judge.run.batch
 
+    def _gather_unless(self, order: tuple[int, ...]) -> None:
+        """Only where there are no two rows already: a batch that lives on is as good, and older."""
+        if len(self._batch()) < 2:
+            self._gather(order)
+
     def _gather(self, order: tuple[int, ...]) -> None:
         assert self.judge is not None
-        self._apply(Batch(tuple(row for row in order if row < len(self.judge.run.owners))))
+        several = len(self.judge.run.owners)
+        self._apply(Batch(tuple(dict.fromkeys(row % several for row in order))))

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
+from harness.batch_reduction import fewer, merged, without
 from harness.batches import without_batches
 from harness.capability import needs
 from harness.execution import execute
@@ -24,7 +25,6 @@ from harness.operations import (
     FORWARDS,
     MAX_TOKENS,
     Batch,
-    BatchDecode,
     BatchForward,
     Chunk,
     Decode,
@@ -110,21 +110,22 @@ _Draft = tuple[tuple[Operation, ...], tuple[Owner, ...]]
 def _candidates(target: Target, program: Program) -> Iterator[_Draft]:
     """Programs that might do, the boldest first."""
     operations, owners = program.operations, program.owners
-    if any(isinstance(op, BATCHES) for op in operations):
+    batched = any(isinstance(op, BATCHES) for op in operations)
+    if batched:
         operations = tuple(without_batches(operations, owners, Chunk))
         yield operations, owners
     for keep in range(len(owners)):
         if len(owners) > 1:
             yield _alone(op for op in operations if op.index == keep), (owners[keep],)
-    operations = program.operations
     for gone in range(len(owners)):
-        if len(owners) > 2:
-            yield _without(operations, gone), (*owners[:gone], *owners[gone + 1 :])
+        if len(owners) > (1 if batched else 2):
+            yield without(program.operations, gone), (*owners[:gone], *owners[gone + 1 :])
     for number, fork in enumerate(operations):
         if isinstance(fork, Fork):  # one sequence that goes the way of both
             mine = [op for op in operations[:number] if op.index == fork.index]
             mine += [op for op in operations[number + 1 :] if op.index == fork.into]
             yield _alone(mine), (owners[fork.into],)
+    operations = program.operations
     for index, owner in enumerate(owners):
         if owner != "pool":
             yield operations, (*owners[:index], "pool", *owners[index + 1 :])
@@ -148,7 +149,14 @@ def _candidates(target: Target, program: Program) -> Iterator[_Draft]:
         tokens = tokens_of(left) + tokens_of(right)
         if isinstance(right, FORWARDS) and tokens <= MAX_TOKENS:  # a Chunk, where it is not the first (``_normal``)
             yield (*operations[:number], Prefill(tokens, left.index, media=_media(left)), *rest), owners
+    for number, (left, right) in enumerate(pairwise(operations)):
+        for together in merged(left, right):
+            yield (*operations[:number], together, *operations[number + 2 :]), owners
     for number, operation in enumerate(operations):
+        if isinstance(operation, (Rollback, TrimFront)):
+            yield from ((shorter, owners) for shorter in _never_there(operations, number))
+        if isinstance(operation, Fork):
+            yield from (_with(program, number, Prefill(tokens, operation.into)) for tokens in (1, 2))
         if isinstance(operation, Verify):
             for tokens in filter(None, (operation.accept, operation.drafts)):
                 yield _with(program, number, Chunk(tokens, operation.index))
@@ -159,7 +167,7 @@ def _candidates(target: Target, program: Program) -> Iterator[_Draft]:
         if isinstance(operation, EnforceMaxKvSize) and number < len(steps) and steps[number].expected_removed:
             yield _with(program, number, TrimFront(steps[number].expected_removed or 0, sequence=operation.sequence))
         yield from (_with(program, number, smaller) for smaller in _smaller_numbers(operation))
-        yield from (_with(program, number, smaller) for smaller in _fewer_in_a_batch(operation))
+        yield from (_with(program, number, smaller) for smaller in fewer(operation))
     for number, operation in enumerate(operations):
         for media in _smaller_media(_media(operation)):
             yield _with(program, number, dataclasses.replace(operation, media=media))  # type: ignore[call-arg]
@@ -170,38 +178,19 @@ def _candidates(target: Target, program: Program) -> Iterator[_Draft]:
             yield tuple(renamed), owners
 
 
-def _without(operations: Iterable[Operation], gone: int) -> tuple[Operation, ...]:
-    """The same without one of several sequences; those behind it move up."""
-    left: list[Operation] = []
-    for op in operations:
-        if isinstance(op, Batch):
-            rows = tuple(row - (row > gone) for row in op.rows if row != gone)
-            left.append(Batch(rows))
-        elif isinstance(op, BATCHES):
-            left.append(op)
-        elif op.index != gone and getattr(op, "into", None) != gone:
-            op = _replaced(op, "sequence", op.index - (op.index > gone))
-            left.append(_replaced(op, "into", op.into - (op.into > gone)) if isinstance(op, Fork) else op)
-    return tuple(left)
-
-
-def _fewer_in_a_batch(operation: Operation) -> Iterator[Operation]:
-    """The same with fewer rows, or fewer tokens for one of them."""
-    if isinstance(operation, Batch):
-        for number in range(len(operation.rows)):
-            yield Batch(operation.rows[:number] + operation.rows[number + 1 :])
-        if operation.rows != tuple(sorted(operation.rows)):
-            yield Batch(tuple(sorted(operation.rows)))
-    elif isinstance(operation, BatchForward):
-        if len(operation.tokens) > 1:
-            yield BatchForward(operation.tokens[:-1])
-            yield BatchForward(operation.tokens[1:])
-        for number, count in enumerate(operation.tokens):
-            for smaller in dict.fromkeys((1, 2, count // 2, count - 1)):
-                if 0 < smaller < count:
-                    yield BatchForward((*operation.tokens[:number], smaller, *operation.tokens[number + 1 :]))
-    elif isinstance(operation, BatchDecode):
-        yield BatchForward((1,))
+def _never_there(operations: tuple[Operation, ...], number: int) -> Iterator[tuple[Operation, ...]]:
+    """With less to roll back or trim, nothing or one token, and as much less in the last forward before it."""
+    removal = operations[number]
+    assert isinstance(removal, (Rollback, TrimFront))
+    for at in range(number - 1, -1, -1):
+        forward = operations[at]
+        if isinstance(forward, (Prefill, Chunk)) and forward.index == removal.index:
+            for left in range(min(2, removal.n)):
+                if forward.tokens > removal.n - left:
+                    shorter = _replaced(forward, "tokens", forward.tokens - removal.n + left)
+                    less = (_replaced(removal, "n", left),) if left else ()
+                    yield (*operations[:at], shorter, *operations[at + 1 : number], *less, *operations[number + 1 :])
+            return
 
 
 def _alone(operations: Iterable[Operation]) -> tuple[Operation, ...]:

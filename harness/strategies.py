@@ -85,7 +85,7 @@ second_starts = weighted((4, st.just("prefill")), (3, st.just("fork")), (1, st.j
 #: Which sequence an operation acts on, to be taken modulo their number.
 sequences = st.integers(0, 2)
 
-#: Who is in a batch, in which order, as far as there are so many sequences: two or three of them, or one alone.
+#: Who is in a batch, in which order, to be taken modulo the number of sequences: two or three of them, or one alone.
 batch_orders = st.sampled_from(((0, 1), (0, 1, 2), (1, 0), (2, 0, 1), (1, 2), (2, 0), (0,), (1,), (2, 1, 0)))
 #: How many tokens its rows get in one forward: as many each, or not.
 row_tokens = weighted(

@@ -25,15 +25,25 @@ class BatchesKeepTheirRows(Property):
     needs: ClassVar = frozenset({Capability.BATCH, Capability.LENGTHS, Capability.ROWS})
 
     def judge_step(self, run: Execution, step: Step) -> Judgement | None:
-        if not isinstance(step.operation, Batch) or not step.told or not step.index:
+        """Of an operation that takes its own sequence out of the batch: what it did to the others."""
+        if not step.told or not step.index:
             return None
-        before = run.steps[step.index - 1].told
-        for sequence, (old, new) in enumerate(zip(before, step.told, strict=True)):
+        operation, last = step.operation, run.steps[step.index - 1]
+        if not isinstance(operation, Batch) and step.rows == last.rows:
+            return None
+        about = set() if isinstance(operation, Batch) else {operation.index, getattr(operation, "into", None)}
+        known = False
+        for sequence, (old, new) in enumerate(zip(last.told, step.told, strict=True)):
+            if sequence in about:
+                continue
+            known |= bool(old.held)
             message = first_change(run.target.attention_layers, old, new)
             if message is not None:
-                where = f"{step.operation.text()} changed sequence {sequence}"
-                return Judgement(1, 1, violation=Violation(step.index, f"{where}: {message}"))
-        return Judgement(1, int(bool(step.effective) and any(told.held for told in before)))
+                where = operation.text() + (f" on sequence {operation.index}, out of the batch," if about else "")
+                return Judgement(
+                    1, 1, violation=Violation(step.index, f"{where} changed sequence {sequence}: {message}")
+                )
+        return Judgement(1, int(known and step.rows != last.rows))
 
 
 class BatchRowsEqualSoloRuns(Property):

@@ -46,7 +46,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "harness.turns",
         "harness.witnessing",
     ),
-    ("harness.reduction",),
+    ("harness.batch_reduction", "harness.reduction"),
     (
         "harness.strategies",
         "harness.batch_rules",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from harness.faults import (
+    batch_models,
+    batches,
     copies,
     image_outputs,
     images,
@@ -25,11 +27,17 @@ FAULTS: tuple[Fault, ...] = (
     + copies.FAULTS
     + states.FAULTS
     + kinds.FAULTS
+    + batches.FAULTS
+    + batch_models.FAULTS
     + outputs.FAULTS
     + one_path.FAULTS
 )
-IMAGE_FAULTS: tuple[Fault, ...] = images.IMAGE_FAULTS + copies.IMAGE_FAULTS + image_outputs.FAULTS
-VARIATIONS: tuple[Fault, ...] = reference.VARIATIONS + copies.VARIATIONS + one_path.VARIATIONS
+IMAGE_FAULTS: tuple[Fault, ...] = (
+    images.IMAGE_FAULTS + copies.IMAGE_FAULTS + batch_models.IMAGE_FAULTS + image_outputs.FAULTS
+)
+VARIATIONS: tuple[Fault, ...] = (
+    reference.VARIATIONS + copies.VARIATIONS + batches.VARIATIONS + batch_models.VARIATIONS + one_path.VARIATIONS
+)
 OF_OUTPUTS: tuple[Fault, ...] = outputs.FAULTS + one_path.FAULTS + image_outputs.FAULTS
 """Those that show in the logits alone."""
 ALL_FAULTS: tuple[Fault, ...] = FAULTS + IMAGE_FAULTS
