@@ -66,6 +66,12 @@ class Record:
     raw_positions: list[tuple[str, mx.array | tuple[int, int]]] = field(default_factory=list)
     quantised_keys: int | None = None
 
+    @property
+    def arrays(self) -> list[mx.array]:
+        """All arrays that were recorded: to be evaluated at once, which is cheaper than one by one."""
+        kept = [raw.array for raw in self.raw_attention] + [raw for _, raw in self.raw_positions]
+        return [array for array in kept if isinstance(array, mx.array)]
+
     def attention(self) -> tuple[AttentionCall, ...]:
         """The attention calls in call order."""
         calls = []

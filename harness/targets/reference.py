@@ -81,7 +81,7 @@ class ReferenceTarget:
             path=self.path,
         )
 
-    @property
+    @functools.cached_property
     def capabilities(self) -> frozenset[Capability]:
         lacks = set() if self.path == "images" else {Capability.IMAGES}
         if self.storage in KINDS:  # of these caches there are no batches yet

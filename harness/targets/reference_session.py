@@ -36,6 +36,9 @@ HOOKS = (
 )
 
 
+_Array = np.ndarray[Any, Any]
+
+
 @functools.lru_cache(maxsize=1)
 def _probe() -> Probe:
     return Probe(HOOKS)
@@ -77,8 +80,9 @@ class ReferenceSession:
             started = time.perf_counter()
             try:
                 out = self._model(ids, list(caches), self._policy, **read)
-                mx.eval(out)
-                logits = np.array(out.astype(mx.float32))
+                out = out.astype(mx.float32)
+                mx.eval(out, record.arrays)
+                logits = np.array(out)
             except Exception as failure:  # whatever a model raises is an observation, and the judges decide
                 error = f"{type(failure).__name__}: {failure}"
             seconds = time.perf_counter() - started
@@ -103,7 +107,7 @@ class ReferenceSession:
 
     def rollback(self, sequence: int, n: int) -> RemovalObservation:
         seen = self._removal(lambda: self._pool.rollback(self._ids[sequence], n).removed)
-        prompt, offset = self._prompts[sequence], self._pool.caches_of(self._ids[sequence])[0].offset
+        prompt, offset = self._prompts[sequence], self._pool.lengths_of(self._ids[sequence])[0][0]
         if any(seen.removed) and prompt is not None and offset < prompt.length:
             self._prompts[sequence] = prompt.cut(offset) if offset else None
         return seen
@@ -119,12 +123,16 @@ class ReferenceSession:
         )
 
     def lengths(self, sequence: int) -> tuple[CacheLengths, ...]:
-        caches = self._pool.caches_of(self._ids[sequence])
-        return tuple(CacheLengths(cache.offset, cache.live_start, cache.live_len) for cache in caches)
+        return tuple(CacheLengths(*lengths) for lengths in self._pool.lengths_of(self._ids[sequence]))
 
     def rows(self, sequence: int) -> tuple[CacheRows, ...]:
-        caches = self._pool.caches_of(self._ids[sequence])
-        return tuple(_rows(cache) for cache in caches)
+        held = [[_floats(side) for side in sides] for sides in self._pool.rows_of(self._ids[sequence])]
+        mx.eval(held)  # at once, which is cheaper than one by one
+        rows = [tuple(map(np.array, sides)) for sides in held]
+        if self._ids[sequence] in self._pool.rows:
+            return tuple(CacheRows(keys, values) for keys, values in rows)
+        caches = self._pool.forward_caches(self._ids[sequence])
+        return tuple(_rows(cache, *sides) for cache, sides in zip(caches, rows, strict=True))
 
     def memory(self, sequence: int) -> tuple[CacheMemory, ...]:
         if self._ids[sequence] in self._pool.rows:
@@ -178,9 +186,8 @@ class ReferenceSession:
             return RemovalObservation(error=f"{type(failure).__name__}: {failure}")
 
 
-def _rows(cache: KVCache) -> CacheRows:
+def _rows(cache: KVCache, keys: _Array, values: _Array) -> CacheRows:
     """By ascending position: the slots of a ring say nothing of the order."""
-    keys, values = (_numbers(array) for array in cache.rows())
     if type(cache).rule is KVCache.rule:
         return CacheRows(keys, values)
     positions = np.array(cache.positions)
@@ -188,6 +195,6 @@ def _rows(cache: KVCache) -> CacheRows:
     return CacheRows(keys[:, :, order], values[:, :, order], tuple(positions[order].tolist()))
 
 
-def _numbers(array: mx.array | None) -> np.ndarray[Any, Any]:
+def _floats(array: mx.array | None) -> mx.array:
     """float32 holds every float16 and bfloat16 value, so no difference is lost. Nothing held: no row."""
-    return np.empty((1, 1, 0, 0), np.float32) if array is None else np.array(array.astype(mx.float32))
+    return mx.zeros((1, 1, 0, 0)) if array is None else array.astype(mx.float32)

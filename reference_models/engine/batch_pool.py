@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import mlx.core as mx
+
 from .batch_cache import BatchKVCache
 from .kv_cache import KVCache
 from .pool import CachePool, TrimReport
@@ -66,6 +68,28 @@ class BatchPool(CachePool):
         if seq not in self._rows:
             return self.forward_caches(seq)
         return tuple(cache.extract(self._rows.index(seq)) for cache in self._batch)
+
+    def rows_of(self, seq: int) -> list[tuple[mx.array | None, mx.array | None]]:
+        """Keys and values ``[1, H, live_len, D]`` that the sequence holds, of every layer; None where it holds none.
+        Raises UnknownSequence."""
+        if seq not in self._rows:
+            return [cache.rows() for cache in self.forward_caches(seq)]
+        row = self._rows.index(seq)
+        held: list[tuple[mx.array | None, mx.array | None]] = []
+        for cache in self._batch:
+            keys, values = cache.rows()
+            if keys is None or values is None or not cache.live_len[row]:
+                held.append((None, None))
+            else:
+                held.append(tuple(side[row : row + 1, :, cache.padding[row] :] for side in (keys, values)))  # type: ignore[arg-type]
+        return held
+
+    def lengths_of(self, seq: int) -> list[tuple[int, int, int]]:
+        """offset, live_start and live_len of the sequence in every layer. Raises UnknownSequence."""
+        if seq not in self._rows:
+            return [(cache.offset, cache.live_start, cache.live_len) for cache in self.forward_caches(seq)]
+        row = self._rows.index(seq)
+        return [(cache.offsets[row], cache.live_start[row], cache.live_len[row]) for cache in self._batch]
 
     def trim_front(self, seq: int, n: int, keep: int = 0) -> TrimReport:
         """As ``CachePool.trim_front``, also for a row of the batch."""
