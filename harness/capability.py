@@ -41,6 +41,7 @@ class Capability(StrEnum):
     SAVE_LOAD = "caches in a file"
     RESET = "a sequence can start again"
     BATCH = "several sequences in one forward"
+    ATTENTION_VALUES = "what attention is given and gives"
     BYTES = "bytes that caches hold are told"
     WITNESS = "an independent witness of its family"
     CACHE_FREE = "one forward without a cache"

@@ -117,10 +117,13 @@ class Step:
 class Execution:
     """A program in the making on one target. After an error the session is not to be trusted: ``stopped``.
 
-    ``tell``: ask the caches after every operation (a run that is only compared by its logits need not).
+    ``tell``: ask the caches after every operation (a run that is only compared by its logits need not); ``attention``:
+    have the values of attention calls told, from a target that can.
     """
 
-    def __init__(self, target: Target, owners: tuple[Owner, ...] = ("pool",), tell: bool = True) -> None:
+    def __init__(
+        self, target: Target, owners: tuple[Owner, ...] = ("pool",), tell: bool = True, attention: bool = False
+    ) -> None:
         self._tell = tell
         self.target = target
         self.owners = owners
@@ -129,6 +132,8 @@ class Execution:
         self._processed = [0] * len(owners)  # only ever grows: no copy gets the same tokens again
         self._total = 0  # tokens of all sequences, processed here
         self._session = target.open(owners)
+        if attention and Capability.ATTENTION_VALUES in target.capabilities:
+            self._session.tell_attention()
 
     @property
     def ledgers(self) -> list[SequenceLedger]:
@@ -279,9 +284,11 @@ class Execution:
                 return
 
 
-def execute(target: Target, program: Program, tell: bool = True) -> Execution:
+def execute(target: Target, program: Program, tell: bool = True, attention: bool = False) -> Execution:
     """Run a whole program (up to the first error) and return its Execution."""
-    return execute_numbered(target, program.owners, [(operation, None, None) for operation in program.operations], tell)
+    return execute_numbered(
+        target, program.owners, [(operation, None, None) for operation in program.operations], tell, attention
+    )
 
 
 def execute_numbered(
@@ -289,9 +296,10 @@ def execute_numbered(
     owners: tuple[Owner, ...],
     lines: Iterable[tuple[Operation, tuple[int, ...] | None, tuple[int, ...] | None]],
     tell: bool = False,
+    attention: bool = False,
 ) -> Execution:
     """The same for operations with the numbers of their tokens and the rows of their batch: see ``Execution.apply``."""
-    run = Execution(target, owners, tell)
+    run = Execution(target, owners, tell, attention)
     for operation, numbers, rows in lines:
         run.apply(operation, numbers, rows)
         if run.stopped:

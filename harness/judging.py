@@ -45,8 +45,8 @@ class Evidence:
 
     @cached_property
     def repeat(self) -> Execution:
-        """The same program again on the same target, in a fresh session."""
-        return execute(self.run.target, self.run.program, tell=False)
+        """The same program again on the same target, in a fresh session, with the values of its attention calls."""
+        return execute(self.run.target, self.run.program, tell=False, attention=True)
 
     @cached_property
     def untrimmed(self) -> list[int]:

@@ -25,7 +25,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from harness.target import AttentionCall, AttentionKind, MaskKind, PositionCall
+from harness.target import AttentionCall, AttentionKind, AttentionValues, MaskKind, PositionCall
 
 #: A score or an additive mask value at or below this hides the key. Masks use -inf, finfo.min, -1e9, (fp16) -65504 or
 #: -1e4, to which a score may have been added; no score that hides nothing comes near it.
@@ -56,6 +56,8 @@ class _RawAttention:
     mask: MaskKind
     array: mx.array | None = None
     scores: bool = False  # ``array`` holds masked scores, not a mask
+    values: tuple[mx.array, ...] = ()  # queries, keys, values, output
+    scale: float = 1.0
 
 
 @dataclass
@@ -65,11 +67,13 @@ class Record:
     raw_attention: list[_RawAttention] = field(default_factory=list)
     raw_positions: list[tuple[str, mx.array | tuple[int, int]]] = field(default_factory=list)
     quantised_keys: int | None = None
+    values: bool = False
 
     @property
     def arrays(self) -> list[mx.array]:
         """All arrays that were recorded: to be evaluated at once, which is cheaper than one by one."""
-        kept = [raw.array for raw in self.raw_attention] + [raw for _, raw in self.raw_positions]
+        kept: list[Any] = [raw.array for raw in self.raw_attention] + [raw for _, raw in self.raw_positions]
+        kept += [array for raw in self.raw_attention for array in raw.values]
         return [array for array in kept if isinstance(array, mx.array)]
 
     def attention(self) -> tuple[AttentionCall, ...]:
@@ -81,7 +85,8 @@ class Record:
                 shown, scores = _shown(raw.array, raw.scores)
                 shape = tuple(raw.array.shape)
             query, key, value = raw.lengths
-            calls.append(AttentionCall(raw.kind, query, key, value, *raw.heads, raw.mask, shape, shown, scores))
+            lengths = (query, key, value, *raw.heads)
+            calls.append(AttentionCall(raw.kind, *lengths, raw.mask, shape, shown, scores, _values(raw)))
         return tuple(calls)
 
     def positions(self) -> tuple[PositionCall, ...]:
@@ -91,6 +96,25 @@ class Record:
             array = np.arange(raw[0], raw[0] + raw[1]) if isinstance(raw, tuple) else np.array(raw)
             calls.append(PositionCall(kind, array))
         return tuple(calls)
+
+
+def _values(raw: _RawAttention) -> AttentionValues | None:
+    """In float64, exactly; "causal" as what it adds."""
+    if not raw.values:
+        return None
+    arrays = [np.array(array.astype(mx.float32)).astype(np.float64) for array in raw.values]
+    added: np.ndarray[Any, Any] | None = None
+    if raw.mask == "causal":
+        query, key, _ = raw.lengths
+        added = np.where(np.tri(query, key, key - query, dtype=bool), 0.0, -np.inf)
+    elif raw.array is not None:
+        given = raw.array
+        added = np.array((mx.where(given, 0.0, -mx.inf) if given.dtype == mx.bool_ else given).astype(mx.float32))
+        added = added.astype(np.float64)
+    if added is not None:
+        added = added.reshape((1,) * (4 - added.ndim) + added.shape)
+    queries, keys, values, out = arrays
+    return AttentionValues(queries, keys, values, out, raw.scale, added)
 
 
 def _shown(array: mx.array, masked_scores: bool) -> tuple[np.ndarray[Any, Any], bool]:
@@ -112,6 +136,7 @@ class Probe:
 
     def __init__(self, hooks: Sequence[PositionHook] = ()) -> None:
         self._hooks = tuple(hooks)
+        self._attend: Callable[..., mx.array] = _ATTENTION
         self._record: Record | None = None
         wrapped: list[tuple[Any, str, Any]] = [
             (mx.fast, "scaled_dot_product_attention", self._attention),
@@ -137,11 +162,13 @@ class Probe:
         self._wrapped = wrapped
 
     @contextmanager
-    def watching(self) -> Iterator[Record]:
-        """Record every call made in the block. Not reentrant (RuntimeError)."""
+    def watching(self, values: bool = False) -> Iterator[Record]:
+        """Record every call made in the block; ``values``: also what attention is given and gives. Not reentrant
+        (RuntimeError)."""
         if self._record is not None:
             raise RuntimeError("this probe is already watching a forward")
-        record = self._record = Record()
+        record = self._record = Record(values=values)
+        self._attend = mx.fast.scaled_dot_product_attention  # as it is now: somebody may have put another in its place
         put_back: list[Callable[[], None]] = []
         try:
             put_back.extend(_replace(*wrapped) for wrapped in self._wrapped)
@@ -169,7 +196,11 @@ class Probe:
                     array,
                 )
             )
-        return _ATTENTION(q, k, v, *args, **kwargs)
+        out = self._attend(q, k, v, *args, **kwargs)
+        if self._record is not None and self._record.values and q.ndim == 4:
+            raw = self._record.raw_attention[-1]
+            raw.values, raw.scale = (q, k, v, out), float(kwargs["scale"])
+        return out
 
     def _rope(self, a: mx.array, *args: Any, **kwargs: Any) -> mx.array:
         offset = kwargs.get("offset", 0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.target import AttentionCall, ForwardObservation, PositionCall
+from harness.target import AttentionCall, AttentionValues, ForwardObservation, PositionCall
 
 _Array = np.ndarray[Any, Any]
 
@@ -50,7 +50,19 @@ def _attention(call: AttentionCall, row: int, batch: int, l: int) -> AttentionCa
     if shown is not None:
         shown = shown[row : row + 1] if shown.shape[0] == batch else shown
         shown = shown[..., :l, :] if shown.shape[-2] == call.query_len else shown
-    return replace(call, query_len=min(call.query_len, l), shown=shown)
+    return replace(call, query_len=min(call.query_len, l), shown=shown, values=_values(call.values, row, batch, l))
+
+
+def _values(values: AttentionValues | None, row: int, batch: int, l: int) -> AttentionValues | None:
+    if values is None:
+        return None
+    mine = slice(row, row + 1)
+    added = values.added
+    if added is not None:
+        added = added[mine] if added.shape[0] == batch else added
+        added = added[..., :l, :] if added.shape[-2] > 1 else added
+    queries, out = values.queries[mine, :, :l], values.out[mine, :, :l]
+    return AttentionValues(queries, values.keys[mine], values.values[mine], out, values.scale, added)
 
 
 def _positions(call: PositionCall, row: int, batch: int, l: int) -> PositionCall:

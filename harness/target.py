@@ -53,6 +53,20 @@ class PromptInput:
     video_grid_thw: np.ndarray[Any, Any] | None
 
 
+@dataclass(frozen=True, eq=False)
+class AttentionValues:
+    """What an attention call was given and what it gave: ``queries`` [B, H, l, D], ``keys`` and ``values`` [B, Hk, K, *],
+    ``out`` [B, H, l, Dv], the ``scale`` of the scores, and what was ``added`` to them, [B or 1, H or 1, l or 1, K], -inf
+    where a mask hides; None without a mask."""
+
+    queries: np.ndarray[Any, Any]
+    keys: np.ndarray[Any, Any]
+    values: np.ndarray[Any, Any]
+    out: np.ndarray[Any, Any]
+    scale: float
+    added: np.ndarray[Any, Any] | None = None
+
+
 @dataclass(frozen=True)
 class AttentionCall:
     """One attention call of a forward.
@@ -60,7 +74,7 @@ class AttentionCall:
     Lengths are axis -2 of q, k and v.  ``mask_shape`` is the shape as passed; ``shown`` is the mask as booleans,
     [B or 1, H or 1, l or 1, key axis], True where the mask lets the query see the key, None without an explicit mask.
     ``scores``: the array is dense scores that are added (an MLA decode), not a mask that hides; its key axis counts,
-    its content proves nothing.
+    its content proves nothing. ``values``: where a session was asked to tell them.
     """
 
     kind: AttentionKind
@@ -73,6 +87,7 @@ class AttentionCall:
     mask_shape: tuple[int, ...] | None = None
     shown: np.ndarray[Any, Any] | None = None
     scores: bool = False
+    values: AttentionValues | None = None
 
     @property
     def explicit(self) -> bool:
@@ -249,6 +264,10 @@ class Session(Protocol):
     def forward_batch(self, tokens: Sequence[Sequence[int]]) -> tuple[ForwardObservation, ...]:
         """One forward of the batch, with the tokens of each row; what each row saw (``harness.rows_of_a_batch`` takes
         a forward apart). After an error all rows have it."""
+        ...
+
+    def tell_attention(self) -> None:
+        """From now on attention calls come with their ``values``. Capability ATTENTION_VALUES."""
         ...
 
     def memory(self, sequence: int) -> tuple[CacheMemory, ...]:

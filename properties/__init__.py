@@ -4,6 +4,7 @@ which they are judged (the cause before its consequences: a wrong mask before th
 from __future__ import annotations
 
 from harness.judging import Property
+from properties.attention import AttentionEqualsFloat64
 from properties.batches import BatchesKeepTheirRows, BatchRowsEqualSoloRuns
 from properties.completion import EveryForwardGivesFiniteLogits, EveryOperationCompletes
 from properties.copies import (
@@ -37,6 +38,7 @@ ALL: tuple[Property, ...] = (
     EveryOperationCompletes(),
     EveryForwardGivesFiniteLogits(),
     SameProgramSameBytes(),
+    AttentionEqualsFloat64(),
     UntrimmedOutputsAreByteIdentical(),
     BatchRowsEqualSoloRuns(),
     OutputsEqualTheCacheFreeForward(),

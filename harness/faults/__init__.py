@@ -8,6 +8,7 @@ from harness.faults import (
     copies,
     image_outputs,
     images,
+    kernels,
     kinds,
     one_path,
     outputs,
@@ -27,6 +28,7 @@ FAULTS: tuple[Fault, ...] = (
     + copies.FAULTS
     + states.FAULTS
     + kinds.FAULTS
+    + kernels.FAULTS
     + batches.FAULTS
     + batch_models.FAULTS
     + outputs.FAULTS

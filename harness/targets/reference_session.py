@@ -53,6 +53,7 @@ class ReferenceSession:
         self._model = model
         self._policy = policy
         self._probe = _probe()
+        self._told = False
         self._pool = BatchPool()
         self._ids = [self._pool.open(make_caches(), owner) for owner in owners]
         self._prompts: list[Prompt | None] = [None] * len(owners)  # never written to: copies may share them
@@ -76,7 +77,7 @@ class ReferenceSession:
     ) -> tuple[np.ndarray[Any, Any] | None, Record, float, str | None]:
         """Logits ``[B, l, vocab]`` (None if it raised), what the probe saw, seconds, and the error."""
         logits, error = None, None
-        with self._probe.watching() as record:
+        with self._probe.watching(self._told) as record:
             started = time.perf_counter()
             try:
                 out = self._model(ids, list(caches), self._policy, **read)
@@ -87,6 +88,9 @@ class ReferenceSession:
                 error = f"{type(failure).__name__}: {failure}"
             seconds = time.perf_counter() - started
         return logits, record, seconds, error
+
+    def tell_attention(self) -> None:
+        self._told = True
 
     def batch(self, rows: tuple[int, ...]) -> CopyObservation:
         return self._copy(lambda: self._pool.batch([self._ids[row] for row in rows]))

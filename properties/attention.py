@@ -1,0 +1,66 @@
+"""Attention: what comes out of a call is what its inputs say."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from harness.findings import Violation
+from harness.judging import Evidence, Judgement, Property, attention_calls
+from harness.target import AttentionValues, Capability
+
+ALLOWED = 2e-5
+"""How far float32 attention may be from float64, relative to the largest value that it weighs."""
+
+
+class AttentionEqualsFloat64(Property):
+    id = "attention_equals_float64"
+    sentence = (
+        "What attention gives is the softmax of its own queries, keys and mask over its own values, computed again in "
+        "float64."
+    )
+    decisive_when = "a call over two keys or more"
+    needs: ClassVar = frozenset({Capability.ATTENTION, Capability.ATTENTION_VALUES})
+    runs_again = True
+
+    def judge_run(self, evidence: Evidence) -> Judgement:
+        looked = decisive = 0
+        worst = 0.0
+        for step in evidence.repeat.steps:
+            for forward in step.forwards:
+                for layer, call in attention_calls(evidence.repeat, forward):
+                    if call.values is None:
+                        continue
+                    expected = attend(call.values)
+                    unit = float(np.abs(call.values.values).max(initial=0.0)) or 1.0
+                    gaps = np.abs(call.values.out - expected) / unit
+                    gaps[~np.isfinite(expected)] = 0.0  # it sees nothing: every_forward_gives_finite_logits
+                    looked += 1
+                    decisive += call.key_len > 1
+                    far = float(np.nanmax(gaps, initial=0.0))
+                    worst = max(worst, far)
+                    if not (gaps <= ALLOWED).all():
+                        at = tuple(int(i) for i in np.argwhere(~(gaps <= ALLOWED))[0])
+                        message = (
+                            f"{step.operation.text()}: layer {layer}: head {at[1]} gives "
+                            f"{call.values.out[at]:.9g} for the token at position {forward.append.positions[at[2]]}, "
+                            f"float64 {expected[at]:.9g} (largest difference {far:.3g} of the largest value, "
+                            f"{ALLOWED:g} allowed; {call.query_len} queries, {call.key_len} keys)"
+                        )
+                        return Judgement(looked, decisive, worst, Violation(step.index, message))
+        return Judgement(looked, decisive, worst if looked else None)
+
+
+def attend(given: AttentionValues) -> np.ndarray[Any, Any]:
+    """softmax(scale * q k^T + added) v in float64, [B, H, l, Dv]; every KV head serves as many query heads (Ainslie et
+    al. 2023, arXiv 2305.13245). NaN where a query sees nothing."""
+    repeats = given.queries.shape[1] // given.keys.shape[1]
+    keys, values = (np.repeat(side, repeats, axis=1) for side in (given.keys, given.values))
+    scores = given.scale * (given.queries @ keys.swapaxes(-1, -2))
+    if given.added is not None:
+        scores = scores + given.added
+    with np.errstate(invalid="ignore"):
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        out: np.ndarray[Any, Any] = (weights / weights.sum(axis=-1, keepdims=True)) @ values
+    return out
