@@ -55,9 +55,9 @@ class PromptInput:
 
 @dataclass(frozen=True, eq=False)
 class AttentionValues:
-    """What an attention call was given and what it gave: ``queries`` [B, H, l, D], ``keys`` and ``values`` [B, Hk, K, *],
-    ``out`` [B, H, l, Dv], the ``scale`` of the scores, and what was ``added`` to them, [B or 1, H or 1, l or 1, K], -inf
-    where a mask hides; None without a mask."""
+    """What an attention call was given and what it gave, float64: ``queries`` [B, H, l, D], ``keys`` and ``values``
+    [B, Hk, K, *], ``out`` [B, H, l, Dv], the ``scale`` of the scores, and what was ``added`` to them, [B or 1, H or 1,
+    l or 1, K], -inf where a mask hides; None without a mask."""
 
     queries: np.ndarray[Any, Any]
     keys: np.ndarray[Any, Any]
