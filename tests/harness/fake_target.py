@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
+from kv_harness_fake_batch import BatchBug, BatchQuirk, FakeBatch
 
 from harness.operations import EnforceMaxKvSize, Owner
 from harness.oracle import Expected, History
@@ -103,8 +104,8 @@ _NOISE = itertools.count()
 class FakeTarget:
     """``fails_at``: the forward (counted over a session) that raises; ``hook`` is called in front of every forward."""
 
-    bugs: frozenset[Bug] = frozenset()
-    quirks: frozenset[Quirk] = frozenset()
+    bugs: frozenset[Bug | BatchBug] = frozenset()
+    quirks: frozenset[Quirk | BatchQuirk] = frozenset()
     policy: Literal["live", "offset"] = "live"
     mask: MaskKind = "bool"
     lacks: frozenset[Capability] = frozenset()
@@ -120,6 +121,8 @@ class FakeTarget:
 
     def __post_init__(self) -> None:
         lacks = self.lacks | (frozenset() if self.images else {Capability.IMAGES})
+        if self.mask in ("causal", "none"):  # which cannot hide what pads a row at the left
+            lacks |= {Capability.BATCH}
         object.__setattr__(self, "capabilities", frozenset(Capability) - lacks)
         object.__setattr__(self, "windows", self.windows or (None,) * len(self.attention_layers))
 
@@ -171,7 +174,7 @@ class _Rows:
         return twin
 
 
-class FakeSession:
+class FakeSession(FakeBatch):
     """A session of a FakeTarget."""
 
     def __init__(self, target: FakeTarget, owners: tuple[Owner, ...]) -> None:
@@ -205,17 +208,22 @@ class FakeSession:
         given = np.arange(start, start + count)
         if "positions from live_len" in target.bugs:
             given = given - start + before
-        positions: tuple[PositionCall, ...] = (PositionCall("rope", given),)
-        table = PositionCall("rope", np.arange(start + count + 1))
-        if "hides positions after a trim" in target.quirks and cache.trimmed:
-            positions = ()
-        elif "a table instead of positions" in target.quirks:
-            positions = (table,)
-        elif "a table beside the positions" in target.quirks:
-            positions = (table, *positions)
-        elif "a single number as position" in target.quirks:
-            positions = (PositionCall("rope", np.array(start)),)
+        positions = self._positions(PositionCall("rope", given), cache.trimmed)
         return ForwardObservation(tuple(tokens), logits, calls, positions, 0.001, error)
+
+    def _positions(self, given: PositionCall, trimmed: bool) -> tuple[PositionCall, ...]:
+        """The call as a probe would see it of another kind of model."""
+        quirks, last = self._target.quirks, int(given.positions.max())
+        table = PositionCall("rope", np.arange(last + 2))
+        if "hides positions after a trim" in quirks and trimmed:
+            return ()
+        if "a table instead of positions" in quirks:
+            return (table,)
+        if "a table beside the positions" in quirks:
+            return (table, given)
+        if "a single number as position" in quirks:
+            return (PositionCall("rope", np.array(last - given.positions.shape[-1] + 1)),)
+        return (given,)
 
     def _call(self, cache: _Rows, before: int, start: int, count: int, window: int | None) -> AttentionCall:
         target, keys = self._target, before + count
@@ -322,6 +330,9 @@ class FakeSession:
         for other in self._sequences:
             if "neighbour trimmed too" in target.bugs and other is not cache and other.rows and gone:
                 other.rows.pop(0)
+        for row in self._batch if "a trim reaches the whole batch" in target.bugs and sequence in self._batch else ():
+            if row != sequence:
+                del self._sequences[row].rows[:n]
         told = 0 if "reports zero removed" in target.bugs else gone
         return RemovalObservation((told,) * (1 if "visits one cache" in target.bugs else len(target.attention_layers)))
 
@@ -366,7 +377,9 @@ class FakeSession:
         return (CacheRows(numbers, -numbers),) * len(self._target.attention_layers)
 
     def memory(self, sequence: int) -> tuple[CacheMemory, ...]:
-        """In steps of 256 rows, as large as it ever was since the last trim."""
+        """In steps of 256 rows, as large as it ever was since the last trim; none of its own in a batch."""
+        if sequence in self._batch:
+            return ()
         cache = self._sequences[sequence]
         held = -(-cache.largest // 256) * 256 * cache.slot
         return (CacheMemory(held, cache.slot if held else 0),) * len(self._target.attention_layers)
