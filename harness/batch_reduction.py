@@ -51,6 +51,8 @@ def fewer(operation: Operation) -> Iterator[Operation]:
         if operation.rows != tuple(sorted(operation.rows)):
             yield Batch(tuple(sorted(operation.rows)))
     elif isinstance(operation, BatchForward):
+        if set(operation.tokens) == {1}:
+            yield BatchDecode(1)
         if len(operation.tokens) > 1:
             yield BatchForward(operation.tokens[:-1])
             yield BatchForward(operation.tokens[1:])
@@ -58,5 +60,3 @@ def fewer(operation: Operation) -> Iterator[Operation]:
             for smaller in dict.fromkeys((1, 2, count // 2, count - 1)):
                 if 0 < smaller < count:
                     yield BatchForward((*operation.tokens[:number], smaller, *operation.tokens[number + 1 :]))
-    elif isinstance(operation, BatchDecode):
-        yield BatchForward((1,))

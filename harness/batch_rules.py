@@ -13,7 +13,10 @@ from harness.target import Capability, Target
 
 
 class BatchRules(RuleBasedStateMachine):
-    """To be inherited by a machine with the attributes and methods named here."""
+    """To be inherited by a machine with the attributes and methods named here.
+
+    Every rule ends with forwards: a chunk of all rows, ragged or not, and in half of the cases a few tokens one by one.
+    """
 
     target: ClassVar[Target]
     judge: Judge | None = None
@@ -22,37 +25,55 @@ class BatchRules(RuleBasedStateMachine):
         raise NotImplementedError
 
     @precondition(lambda self: self._can_batch())
-    @rule(order=draw.batch_orders, tokens=draw.row_tokens)
-    def batch_and_go_on(self, order: tuple[int, ...], tokens: tuple[int, ...]) -> None:
+    @rule(order=draw.batch_orders, tokens=draw.row_tokens, times=draw.batch_decodes)
+    def batch_and_go_on(self, order: tuple[int, ...], tokens: tuple[int, ...], times: int) -> None:
         """Some sequences, of whatever lengths they have, join, stay or leave, and the batch goes forward."""
         self._gather(order)
-        self._apply(BatchForward(tokens))
+        self._go_on(tokens, times)
 
     @precondition(lambda self: self._can_batch())
-    @rule(order=draw.batch_orders, tokens=draw.row_tokens, times=draw.decode_times)
-    def batch_decode(self, order: tuple[int, ...], tokens: tuple[int, ...], times: int) -> None:
-        """A chunk, ragged or not, and then token by token: what a server does most of the time."""
+    @rule(order=draw.batch_orders, tokens=draw.row_tokens, times=draw.batch_decodes)
+    def batch_goes_on(self, order: tuple[int, ...], tokens: tuple[int, ...], times: int) -> None:
         self._gather_unless(order)
-        self._apply(BatchForward(tokens))
-        self._apply(BatchDecode(times))
+        self._go_on(tokens, times)
 
     @precondition(lambda self: self._can_batch() and Capability.FRONT_TRIM in self.target.capabilities)
-    @rule(which=draw.sequences, n=draw.trim_counts, keep=draw.sinks, tokens=draw.row_tokens, order=draw.batch_orders)
+    @rule(
+        which=draw.sequences,
+        n=draw.trim_counts,
+        keep=draw.sinks,
+        tokens=draw.row_tokens,
+        times=draw.batch_decodes,
+        order=draw.batch_orders,
+    )
     def trim_a_row_and_go_on(
-        self, which: int, n: int, keep: int, tokens: tuple[int, ...], order: tuple[int, ...]
+        self, which: int, n: int, keep: int, tokens: tuple[int, ...], times: int, order: tuple[int, ...]
     ) -> None:
         self._gather_unless(order)
         if rows := self._batch():
             self._apply(TrimFront(n, keep, rows[which % len(rows)]))
-        self._apply(BatchForward(tokens))
+        self._go_on(tokens, times)
 
     @precondition(lambda self: self._can_batch() and Capability.ROLLBACK in self.target.capabilities)
-    @rule(which=draw.sequences, n=draw.rollback_counts, tokens=draw.row_tokens, order=draw.batch_orders)
-    def roll_back_a_row_and_go_on(self, which: int, n: int, tokens: tuple[int, ...], order: tuple[int, ...]) -> None:
+    @rule(
+        which=draw.sequences,
+        n=draw.rollback_counts,
+        tokens=draw.row_tokens,
+        times=draw.batch_decodes,
+        order=draw.batch_orders,
+    )
+    def roll_back_a_row_and_go_on(
+        self, which: int, n: int, tokens: tuple[int, ...], times: int, order: tuple[int, ...]
+    ) -> None:
         self._gather_unless(order)
         if rows := self._batch():
             self._apply(Rollback(n, rows[which % len(rows)]))
+        self._go_on(tokens, times)
+
+    def _go_on(self, tokens: tuple[int, ...], times: int) -> None:
         self._apply(BatchForward(tokens))
+        if times:
+            self._apply(BatchDecode(times))
 
     def _can_batch(self) -> bool:
         """Is there anything to batch, and can the target?"""

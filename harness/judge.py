@@ -60,7 +60,11 @@ class Judge:
 
     def apply(self, operation: Operation) -> Step:
         """Apply and judge one operation."""
-        step = self.run.apply(operation)
+        try:
+            step = self.run.apply(operation)
+        except BaseException:  # Ctrl-C: half of it was done, so that nothing behind it could be judged
+            self._ended = True
+            raise
         if self._listener is not None:
             self._listener.on_step(self.run, step)
         for prop in self._properties:

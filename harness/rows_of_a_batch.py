@@ -28,6 +28,7 @@ def rows_of(
     the right is left out of the queries, but not of the keys: attention received it, and a mask must hide it.
     """
     made = []
+    longest = max(map(len, tokens), default=0)
     for row, mine in enumerate(tokens):
         l = len(mine)
         made.append(
@@ -35,7 +36,7 @@ def rows_of(
                 tuple(mine),
                 None if logits is None else logits[row, :l],
                 tuple(_attention(call, row, len(tokens), l) for call in attention),
-                tuple(_positions(call, row, len(tokens), l) for call in positions),
+                tuple(_positions(call, row, len(tokens), longest, l) for call in positions),
                 seconds / len(tokens),
                 error,
             )
@@ -65,9 +66,10 @@ def _values(values: AttentionValues | None, row: int, batch: int, l: int) -> Att
     return AttentionValues(queries, values.keys[mine], values.values[mine], out, values.scale, added)
 
 
-def _positions(call: PositionCall, row: int, batch: int, l: int) -> PositionCall:
-    """Positions of the row: [l], or [3, 1, l] of M-RoPE."""
+def _positions(call: PositionCall, row: int, batch: int, longest: int, l: int) -> PositionCall:
+    """Positions of the row: [l], or [3, 1, l] of M-RoPE. What is not as long as the chunk, a table of angles say, is
+    left as it is."""
     given = np.asarray(call.positions)
     if given.ndim > 1 and given.shape[-2] == batch:
         given = given[..., row : row + 1, :]
-    return PositionCall(call.kind, given[..., :l] if given.ndim else given)
+    return PositionCall(call.kind, given[..., :l] if given.ndim and given.shape[-1] == longest else given)

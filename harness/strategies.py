@@ -93,6 +93,8 @@ row_tokens = weighted(
     (5, st.tuples(st.integers(1, 8), st.integers(1, 8))),
     (3, st.tuples(st.integers(1, 6), st.integers(1, 12), st.integers(1, 6))),
 )
+#: How many tokens each row decodes then: what a server does most of the time.
+batch_decodes = weighted((1, st.just(0)), (1, st.integers(1, 4)))
 
 #: Does the second sequence get its prompt first?
 turns = weighted((3, st.just(False)), (1, st.just(True)))

@@ -26,6 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "harness.capability",
+        "harness.calls",
         "harness.target",
         "harness.words",
         "harness.rows_of_a_batch",
@@ -84,6 +85,7 @@ MAY_IMPORT = {
         "harness.campaign",
     ),
     "numpy": (
+        "harness.calls",
         "harness.target",
         "harness.rows_of_a_batch",
         "harness.comparison",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.faults import (
     batch_models,
     batches,
+    blocks,
     copies,
     image_outputs,
     images,
@@ -28,6 +29,7 @@ FAULTS: tuple[Fault, ...] = (
     + copies.FAULTS
     + states.FAULTS
     + kinds.FAULTS
+    + blocks.FAULTS
     + kernels.FAULTS
     + batches.FAULTS
     + batch_models.FAULTS

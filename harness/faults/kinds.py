@@ -1,17 +1,16 @@
-"""Bugs of caches that forget by themselves or lie in blocks: they show only on a target that has such caches."""
+"""Bugs of caches that forget by themselves: they show only on a target that has such caches."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import mlx.core as mx
 
 from harness.faults.model import Fault
-from harness.faults.patching import Patch, both, replacing
-from reference_models.engine import BlockPool, CannotTrim, ChunkedKVCache, PagedKVCache, RotatingKVCache, VisibilityRule
+from harness.faults.patching import Patch, replacing
+from reference_models.engine import CannotTrim, ChunkedKVCache, RotatingKVCache, VisibilityRule
 from reference_models.engine.ruled import RuledKVCache
 from reference_models.engine.runs import found, joined
 
@@ -28,7 +27,7 @@ def _named(*kinds: str) -> Callable[[Any], bool]:
     return lambda target: target.storage.startswith(kinds)
 
 
-_rotating, _chunked, _paged = _named("rotating"), _named("chunked"), _named("paged")
+_rotating, _chunked = _named("rotating"), _named("chunked")
 _ruled = _named("rotating", "chunked")
 
 
@@ -142,57 +141,6 @@ def _never_drops_a_chunk(original: Any) -> Any:
     return before
 
 
-def _writes_to_shared_blocks(original: Any) -> Any:
-    return lambda self, block: block
-
-
-def _shares_without_counting(original: Any) -> Any:
-    """A copy has the blocks, and the pool does not know: who gives them back first, takes them from the other."""
-
-    def share(self: BlockPool, blocks: Any) -> None:
-        return None
-
-    return share
-
-
-def _releases_what_it_can(original: Any) -> Any:
-    def release(self: BlockPool, blocks: Any) -> None:
-        original(self, [block for block in blocks if self._owners[block]])
-
-    return release
-
-
-@contextmanager
-def _uncounted() -> Iterator[None]:
-    with both(
-        replacing(BlockPool, "share", _shares_without_counting),
-        replacing(BlockPool, "release", _releases_what_it_can),
-    )():
-        try:
-            yield
-        finally:
-            gc.collect()  # caches that are gone give their blocks back now, not to a pool that counts again
-
-
-def _forgets_its_place(original: Any) -> Any:
-    def slots(self: Any, first: int, last: int) -> mx.array:
-        taken: mx.array = original(self, first - self.first, last - self.first)
-        return taken
-
-    return slots
-
-
-def _counts_blocks_as_slots(original: Any) -> Any:
-    """A rollback leaves a block too few when the last one is full."""
-
-    def truncate(self: Any, live: int) -> None:
-        original(self, live)
-        if live and len(self.table) > 1 and (self.first + live) % self.pool.block == 0:
-            self.table[-1] = self.table[-2]
-
-    return truncate
-
-
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "ring-one-too-large",
@@ -293,33 +241,5 @@ FAULTS: tuple[Fault, ...] = (
         _LENGTHS,
         replacing(VisibilityRule, "before", _never_drops_a_chunk),
         shown_on=_chunked,
-    ),
-    Fault(
-        "shared-block-written",
-        "a fork writes into a block that its source has as well, without a copy of it",
-        "forks_share_nothing",
-        replacing(BlockPool, "own", _writes_to_shared_blocks),
-        shown_on=_paged,
-    ),
-    Fault(
-        "block-not-counted-for-its-copy",
-        "a copy has blocks that the pool gives to somebody else once their first owner is done with them",
-        "forks_share_nothing",
-        _uncounted,
-        shown_on=_paged,
-    ),
-    Fault(
-        "front-trim-forgets-its-place-in-the-block",
-        "behind a front trim the first block is read from its beginning",
-        _ROWS,
-        replacing(PagedKVCache, "_slots", _forgets_its_place),
-        shown_on=_paged,
-    ),
-    Fault(
-        "wrong-block-behind-a-rollback",
-        "a rollback to the end of a block puts the block before it in its place",
-        _ROWS,
-        replacing(PagedKVCache, "_truncate", _counts_blocks_as_slots),
-        shown_on=_paged,
     ),
 )

@@ -40,7 +40,8 @@ class BatchPool(CachePool):
             The number of caches of the batch: of its layers, 0 when it is empty.
 
         Raises:
-            ValueError: a sequence is named twice, or is model-owned, or an old row comes behind a new one.
+            ValueError: a sequence is named twice, or is model-owned, or an old row comes behind a new one; caches of
+                different numbers, storages or shapes. Nothing is changed then.
             UnknownSequence: one is not open.
         """
         stay, join = [seq for seq in rows if seq in self._rows], [seq for seq in rows if seq not in self._rows]
@@ -48,19 +49,19 @@ class BatchPool(CachePool):
             raise ValueError(f"rows {list(rows)} for a batch of {list(self._rows)}: each once, and the new ones last")
         if any(self.owner(seq) != "pool" for seq in rows):
             raise ValueError(f"rows {list(rows)}: a model-owned sequence cannot join")
-        for seq in self._rows:
-            if seq not in stay:
-                self._replace(seq, self.caches_of(seq))
+        left = {seq: self.caches_of(seq) for seq in self._rows if seq not in stay}
         order = [self._rows.index(seq) for seq in stay]
-        for cache in self._batch:
+        whole = [cache.copy() for cache in self._batch] if stay else []  # so that an error leaves all as it was
+        for cache in whole:
             cache.filter(order)
-        self._batch = self._batch if stay else ()
         if join:
             joined = [BatchKVCache.join(layer) for layer in zip(*map(super().forward_caches, join), strict=True)]
-            for cache, more in zip(self._batch, joined, strict=bool(self._batch)):
+            for cache, more in zip(whole, joined, strict=bool(whole)):
                 cache.extend(more)
-            self._batch = self._batch or tuple(joined)
-        self._rows = tuple(rows)
+            whole = whole or joined
+        for seq, caches in left.items():
+            self._replace(seq, caches)
+        self._batch, self._rows = tuple(whole), tuple(rows)
         return len(self._batch)
 
     def caches_of(self, seq: int) -> tuple[KVCache, ...]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
+from kv_harness_fake_attention import attention_values
+from kv_harness_fake_batch import BatchBug, BatchQuirk, FakeBatch
 
 from harness.operations import EnforceMaxKvSize, Owner
 from harness.oracle import Expected, History
@@ -32,6 +34,7 @@ from harness.target import (
 )
 
 Bug = Literal[
+    "attention a little off",
     "mask leaks",  # shows the token after each
     "mask hides itself",
     "mask one row short",
@@ -103,8 +106,8 @@ _NOISE = itertools.count()
 class FakeTarget:
     """``fails_at``: the forward (counted over a session) that raises; ``hook`` is called in front of every forward."""
 
-    bugs: frozenset[Bug] = frozenset()
-    quirks: frozenset[Quirk] = frozenset()
+    bugs: frozenset[Bug | BatchBug] = frozenset()
+    quirks: frozenset[Quirk | BatchQuirk] = frozenset()
     policy: Literal["live", "offset"] = "live"
     mask: MaskKind = "bool"
     lacks: frozenset[Capability] = frozenset()
@@ -120,6 +123,8 @@ class FakeTarget:
 
     def __post_init__(self) -> None:
         lacks = self.lacks | (frozenset() if self.images else {Capability.IMAGES})
+        if self.mask in ("causal", "none"):  # which cannot hide what pads a row at the left
+            lacks |= {Capability.BATCH}
         object.__setattr__(self, "capabilities", frozenset(Capability) - lacks)
         object.__setattr__(self, "windows", self.windows or (None,) * len(self.attention_layers))
 
@@ -175,13 +180,14 @@ class _Rows:
         return twin
 
 
-class FakeSession:
+class FakeSession(FakeBatch):
     """A session of a FakeTarget."""
 
     def __init__(self, target: FakeTarget, owners: tuple[Owner, ...]) -> None:
         self._target = target
         self._sequences = [_Rows(owner) for owner in owners]
         self._forwards = 0
+        self.told = False
         self._slots: dict[int, _Rows] = {}
         self.prompts: dict[int, PromptInput] = {}
 
@@ -209,17 +215,22 @@ class FakeSession:
         given = np.arange(start, start + count)
         if "positions from live_len" in target.bugs:
             given = given - start + before
-        positions: tuple[PositionCall, ...] = (PositionCall("rope", given),)
-        table = PositionCall("rope", np.arange(start + count + 1))
-        if "hides positions after a trim" in target.quirks and cache.trimmed:
-            positions = ()
-        elif "a table instead of positions" in target.quirks:
-            positions = (table,)
-        elif "a table beside the positions" in target.quirks:
-            positions = (table, *positions)
-        elif "a single number as position" in target.quirks:
-            positions = (PositionCall("rope", np.array(start)),)
+        positions = self._positions(PositionCall("rope", given), cache.trimmed)
         return ForwardObservation(tuple(tokens), logits, calls, positions, 0.001, error)
+
+    def _positions(self, given: PositionCall, trimmed: bool) -> tuple[PositionCall, ...]:
+        """The call as a probe would see it of another kind of model."""
+        quirks, last = self._target.quirks, int(given.positions.max())
+        table = PositionCall("rope", np.arange(last + 2))
+        if "hides positions after a trim" in quirks and trimmed:
+            return ()
+        if "a table instead of positions" in quirks:
+            return (table,)
+        if "a table beside the positions" in quirks:
+            return (table, given)
+        if "a single number as position" in quirks:
+            return (PositionCall("rope", np.array(last - given.positions.shape[-1] + 1)),)
+        return (given,)
 
     def _call(self, cache: _Rows, before: int, start: int, count: int, window: int | None) -> AttentionCall:
         target, keys = self._target, before + count
@@ -278,8 +289,14 @@ class FakeSession:
             call = replace(call, query_len=1, shown=shown, mask_shape=None if shown is None else shown.shape)
         return call
 
-    def _visible_calls(self, cache: _Rows, calls: list[AttentionCall]) -> tuple[AttentionCall, ...]:
+    def tell_attention(self) -> None:
+        self.told = True
+
+    def _visible_calls(self, cache: _Rows, calls: list[AttentionCall], rows: int = 1) -> tuple[AttentionCall, ...]:
         quirks = self._target.quirks
+        if self.told:
+            off = "attention a little off" in self._target.bugs
+            calls = [replace(call, values=attention_values(call, off, rows)) for call in calls]
         if "hides a call" in quirks or ("hides a call after a trim" in quirks and cache.trimmed):
             calls = calls[:-1]
         return tuple(calls[:1] * ("encoder call" in quirks) + calls)
@@ -326,6 +343,9 @@ class FakeSession:
         for other in self._sequences:
             if "neighbour trimmed too" in target.bugs and other is not cache and other.rows and gone:
                 other.rows.pop(0)
+        for row in self._batch if "a trim reaches the whole batch" in target.bugs and sequence in self._batch else ():
+            if row != sequence:
+                del self._sequences[row].rows[:n]
         told = 0 if "reports zero removed" in target.bugs else gone
         return RemovalObservation((told,) * (1 if "visits one cache" in target.bugs else len(target.attention_layers)))
 
@@ -370,7 +390,9 @@ class FakeSession:
         return (CacheRows(numbers, -numbers),) * len(self._target.attention_layers)
 
     def memory(self, sequence: int) -> tuple[CacheMemory, ...]:
-        """In steps of 256 rows, as large as it ever was since the last trim."""
+        """In steps of 256 rows, as large as it ever was since the last trim; none of its own in a batch."""
+        if sequence in self._batch:
+            return ()
         cache = self._sequences[sequence]
         held = -(-cache.largest // 256) * 256 * cache.slot
         return (CacheMemory(held, cache.slot if held else 0),) * len(self._target.attention_layers)

@@ -12,6 +12,9 @@ from harness.campaign import CampaignResult, run_campaign
 from harness.findings import Finding, FindingError, Verdict
 from harness.judge import judge_program
 from harness.operations import (
+    Batch,
+    BatchDecode,
+    BatchForward,
     Chunk,
     Decode,
     EnforceMaxKvSize,
@@ -40,8 +43,11 @@ FINITE = "every_forward_gives_finite_logits"
 ROWS = "cached_rows_stay_what_they_were"
 WITNESS = "outputs_equal_the_witness"
 CACHE_FREE = "outputs_equal_the_cache_free_forward"
+ATTENDED = "attention_equals_float64"
 NEVER = "rollback_equals_never_speculated"
 ONE_SHOT = "chunks_equal_one_shot"
+KEEP = "batches_keep_their_rows"
+SOLO = "batch_rows_equal_solo_runs"
 WHOLE = (SAME, UNTRIMMED, WITNESS, CACHE_FREE)  # judged when the program has ended
 
 #: Reaches everything: a chunk after a trim, sinks, a trim to zero, a rollback, a second and a model-owned sequence.
@@ -68,6 +74,29 @@ RICH = Program(
 COPIES = Program(
     (Prefill(4), Snapshot(0), Chunk(2), Restore(0), Fork(1), Chunk(2), Chunk(2, 1), SaveLoad(), Reset(), Prefill(2)),
     ("pool", "pool"),
+)
+#: Sequences of different lengths join, go forward together, lose keys, and leave, one of them without a word.
+BATCHED = Program(
+    (
+        Prefill(6),
+        Prefill(3, 1),
+        Batch((0, 1)),
+        BatchForward((2, 4)),
+        BatchDecode(2),
+        TrimFront(3, 0, 1),
+        Rollback(2, 1),
+        BatchForward((3, 1)),
+        Batch((1, 2)),
+        BatchForward((2,)),
+        Batch((2, 1, 0)),
+        BatchDecode(1),
+        Chunk(2, 2),
+        BatchDecode(1),
+        Batch(()),
+        Chunk(2),
+        Decode(1, 1),
+    ),
+    ("pool", "pool", "pool"),
 )
 UNTOUCHED = Program((Prefill(6), Chunk(3), Decode(2)))
 SMALL = Profile("small", programs=20, operations=6, shrink=False)

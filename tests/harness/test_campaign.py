@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from kv_harness_fake_target import FakeTarget
 from kv_harness_on_fakes import (
+    ATTENDED,
     CONTENT,
     LENGTHS,
     NEVER,
@@ -199,10 +200,10 @@ def test_a_missing_capability_is_not_applicable_and_says_which(capability: Capab
     ("target", "vacuous", "inconclusive"),
     [
         (fake(mask="causal"), {WIDTH, CONTENT, UNTRIMMED}, set()),
-        (quirky("hides a call"), {WIDTH, CONTENT}, {LENGTHS, POSITIONS}),
-        (quirky("hides a call after a trim"), {WIDTH}, {CONTENT, LENGTHS, POSITIONS}),
-        (quirky("encoder call"), {WIDTH, CONTENT}, {LENGTHS, POSITIONS}),
-        (quirky("hides positions after a trim"), {POSITIONS}, {WIDTH, CONTENT, LENGTHS}),
+        (quirky("hides a call"), {WIDTH, CONTENT, ATTENDED}, {LENGTHS, POSITIONS}),
+        (quirky("hides a call after a trim"), {WIDTH}, {CONTENT, LENGTHS, POSITIONS, ATTENDED}),
+        (quirky("encoder call"), {WIDTH, CONTENT, ATTENDED}, {LENGTHS, POSITIONS}),
+        (quirky("hides positions after a trim"), {POSITIONS}, {WIDTH, CONTENT, LENGTHS, ATTENDED}),
         (quirky("a table instead of positions"), {POSITIONS}, set()),
         (quirky("attention by hand"), {WIDTH}, set()),
     ],
@@ -226,7 +227,7 @@ def test_what_is_never_decisive_is_vacuous_and_what_is_half_hidden_inconclusive(
             assert one.reason == f"no decisive step {where}: it needs {decisive}"
         elif one.id in vacuous:
             assert one.reason == f"it met nothing that it could judge (decisive would be: {decisive})"
-        else:
+        elif one.verdict is not Verdict.NOT_APPLICABLE:  # a mask that is never explicit cannot hide padding
             assert one.reason is None
 
 

@@ -412,7 +412,7 @@ def test_the_machine_draws_only_what_the_target_can_do(lacking: Capability) -> N
 
     drawn: set[type[Operation]] = set()
     target = fake(lacks=frozenset({lacking}))
-    run_campaign("lacking", [target], properties.ALL, Profile("p", 60, 8, shrink=False), 3, also=Watch())
+    run_campaign("lacking", [target], properties.ALL, Profile("p", 120, 8, shrink=False), 3, also=Watch())
     assert drawn == {kind for kind in OPERATIONS if CAPABILITY_OF.get(kind) != lacking}
 
 

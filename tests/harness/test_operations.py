@@ -19,6 +19,9 @@ from harness.operations import (
     MAX_TOKENS,
     MAX_TOTAL_TOKENS,
     OPERATIONS,
+    Batch,
+    BatchDecode,
+    BatchForward,
     Chunk,
     Decode,
     EnforceMaxKvSize,
@@ -66,6 +69,9 @@ def programs(draw: st.DrawFn) -> Program:
         st.permutations(range(len(owners))).map(lambda p: Fork(p[0], p[1]) if len(p) > 1 else Chunk(1)),
         st.builds(SaveLoad, where),
         st.builds(Reset, where),
+        st.permutations(range(len(owners))).map(lambda rows: Batch(tuple(rows))),
+        st.lists(st.integers(1, 40), min_size=1, max_size=4).map(lambda tokens: BatchForward(tuple(tokens))),
+        st.builds(BatchDecode, st.integers(1, 40)),
     )
     return Program(tuple(draw(st.lists(operation, max_size=10))), tuple(owners))
 
@@ -99,13 +105,18 @@ def valid(kind: type[Operation]) -> dict[str, Any]:
         Fork: Fork(5, 7),
         SaveLoad: SaveLoad(),
         Reset: Reset(),
+        Batch: Batch((0, 2)),
+        BatchForward: BatchForward((5, 1)),
     }
     made = special[kind] if kind in special else kind(5)  # type: ignore[call-arg]
     return made.to_json()
 
 
 NUMBERS = [
-    (kind, f.name) for kind in OPERATIONS for f in dataclasses.fields(kind) if f.name not in ("generation", "media")
+    (kind, f.name)
+    for kind in OPERATIONS
+    for f in dataclasses.fields(kind)
+    if f.name not in ("generation", "media") and kind not in (Batch, BatchForward)  # lists: see test_batches
 ]
 
 
@@ -118,7 +129,7 @@ def test_a_number_that_is_no_count_is_refused(kind: type[Operation], name: str, 
     assert message.startswith(f"{kind.__name__}: {name} must ")
 
 
-@pytest.mark.parametrize("kind", OPERATIONS)
+@pytest.mark.parametrize("kind", [kind for kind in OPERATIONS if kind not in (Batch, BatchForward)])
 def test_bounds_are_inclusive(kind: type[Operation]) -> None:
     first = dataclasses.fields(kind)[0].name
     low = 0 if kind in (TrimFront, Rollback, Snapshot, Restore, Fork, SaveLoad, Reset) else 1
@@ -130,6 +141,8 @@ def test_bounds_are_inclusive(kind: type[Operation]) -> None:
         assert getattr(made, first) == value
     for value in (low - 1, high + 1):
         assert f"[{low}, {high}]" in refused(operation_from_json, {**valid(kind), first: value})
+    if kind is BatchDecode:
+        return
     assert operation_from_json({**valid(kind), "sequence": MAX_SEQUENCES - 1}).index == MAX_SEQUENCES - 1
     refused(operation_from_json, {**valid(kind), "sequence": MAX_SEQUENCES})
 
@@ -277,6 +290,10 @@ def test_the_count_of_operations_is_checked_before_they_are_built() -> None:
         (Fork(1), "Fork(into=1)"),
         (SaveLoad(1), "SaveLoad()"),
         (Reset(), "Reset()"),
+        (Batch((2, 0)), "Batch(2, 0)"),
+        (Batch(()), "Batch()"),
+        (BatchForward((1, 4)), "BatchForward(1, 4)"),
+        (BatchDecode(3), "BatchDecode(3)"),
         (EnforceMaxKvSize(8), "EnforceMaxKvSize(8)"),
         (EnforceMaxKvSize(8, "shift", 0, 3), "EnforceMaxKvSize(8, generation=shift, keep=0, n_discard=3)"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from kv_harness_fake_target import FakeTarget
 from kv_harness_on_fakes import (
+    BATCHED,
     CACHE_FREE,
     COMPLETES,
     CONTENT,
@@ -177,8 +178,8 @@ def test_a_harmless_variation_is_not_reported(target: FakeTarget) -> None:
 
 
 def test_on_a_right_target_every_property_is_decisive() -> None:
-    outcomes = [judge(fake(), program) for program in (RICH, COPIES)]
-    assert [outcome.finding for outcome in outcomes] == [None, None]
+    outcomes = [judge(fake(), program) for program in (RICH, COPIES, BATCHED)]
+    assert [outcome.finding for outcome in outcomes] == [None, None, None]
     assert {p.id for p in properties.ALL if not any(outcome.decisive(p.id) for outcome in outcomes)} == set()
 
 

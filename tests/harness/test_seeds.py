@@ -23,9 +23,10 @@ ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
 import importlib.util, sys
-spec = importlib.util.spec_from_file_location("kv_harness_fake_target", sys.argv[1])
-module = sys.modules["kv_harness_fake_target"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
+for name in ("fake_attention", "fake_batch", "fake_target"):
+    spec = importlib.util.spec_from_file_location(f"kv_harness_{name}", f"{sys.argv[1]}/{name}.py")
+    module = sys.modules[f"kv_harness_{name}"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
 spec = importlib.util.spec_from_file_location("seeds", sys.argv[2])
 seeds = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(seeds)
@@ -71,7 +72,7 @@ def in_a_fresh_process(seed: int, hash_seed: str, ci: str | None = None, before:
     """The programs of a process of its own, which first executes ``before``."""
     env = {name: value for name, value in os.environ.items() if name not in ("CI", "GITHUB_ACTIONS", "TF_BUILD")}
     env |= {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed} | ({"CI": ci} if ci else {})
-    arguments = [str(Path(__file__).with_name("fake_target.py")), __file__, before, str(seed)]
+    arguments = [str(Path(__file__).parent), __file__, before, str(seed)]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, env=env, cwd="/", check=True
     )

@@ -55,7 +55,9 @@ def test_a_batch_of_one_is_the_solo_run_to_the_bit(model: Any) -> None:
 
 
 def test_even_rows_take_the_masks_of_one_sequence(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as nothing is padded, one token takes no mask at all."""
+    """As long as nothing is padded, and no window hides it, one token takes no mask at all."""
+    if 1 in getattr(model, "windows", ()):
+        pytest.skip("its second token does not see the first")
     given: list[Any] = []
     attention = mx.fast.scaled_dot_product_attention
     monkeypatch.setattr(
