@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import secrets
 import sys
@@ -33,6 +34,10 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
+MOST_PROGRAMS = 10**8
+"""Of ``run --programs``: more than a year of programs."""
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The argument parser of ``kv-harness``."""
     parser = _Parser(prog="kv-harness", description="Finds bugs in the KV cache and the attention masks of MLX models.")
@@ -48,6 +53,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="what prompts hold; each path has a report of its own (default: all that a family has)",
     )
     run.add_argument("--profile", choices=list(PROFILES), default="quick", help="budget (default: quick)")
+    run.add_argument(
+        "--programs", type=int, metavar="N", help="programs in all, shared evenly (default: what the profile says)"
+    )
     run.add_argument("--seed", type=int, metavar="N", help="default: 0; nightly: a new one every time")
     run.add_argument("--policy", choices=("live", "offset"), default="live", help="where masks take their width from")
     run.add_argument("--out", type=Path, default=Path("reports"), metavar="DIR", help="default: reports")
@@ -128,6 +136,10 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UsageError(str(error)) from error
     if not runs:
         raise UsageError(f"argument --path: no {arguments.path} for {', '.join(names)}: no model with a vision tower")
+    if arguments.programs is not None:
+        if not 1 <= arguments.programs <= MOST_PROGRAMS:
+            raise UsageError(f"argument --programs: must lie in [1, {MOST_PROGRAMS}], got {arguments.programs}")
+        profile = dataclasses.replace(profile, programs=-(-arguments.programs // len(runs)), asked=True)
     try:
         return run_families(
             runs,

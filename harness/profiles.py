@@ -19,7 +19,7 @@ class Profile:
     we do not.  ``least``: programs per configuration, however many there are.  ``patience``: further searches on a
     configuration on which some property has met no decisive step.  ``configurations``: how many are drawn per family,
     beside those that are built in.  ``every``: properties that run programs again do so with every how manieth (see
-    ``harness.turns``)."""
+    ``harness.turns``).  ``asked``: the number of programs is not that of the profile of this name."""
 
     name: str
     programs: int
@@ -30,6 +30,7 @@ class Profile:
     patience: int = 5
     configurations: int = 0
     every: int = 4
+    asked: bool = False
 
     def share(self, configurations: int) -> int:
         """Programs on each of so many configurations, before anything is found."""

@@ -67,7 +67,9 @@ def run_families(
             result, control = _measure(family, path, targets, profile, seed, policy, advance)
         command = (
             f"kv-harness run --families {family} --path {path} --profile {profile.name} --seed {seed} "
-            f"--policy {policy}" + (f" --device {device}" if device else "")
+            f"--policy {policy}"
+            + (f" --programs {profile.programs}" if profile.asked else "")
+            + (f" --device {device}" if device else "")
         )
         with INTERRUPTS.deferred():
             data = _write(family, path, targets, policy, result, control, used, out, command)
