@@ -25,7 +25,7 @@ WINDOWED = [family for family in FAMILIES if any(any(target.windows) for target 
 RUNS = [(family, path) for family in FAMILIES for path in paths(family)]
 WITH_VISION = [family for family, path in RUNS if path == "images"]
 OUTPUTS = {prop.id for prop in properties.ALL if prop.id.startswith("outputs_")}
-RETOLD = {"rollback_equals_never_speculated", "chunks_equal_one_shot"}
+RETOLD = {"rollback_equals_never_speculated", "chunks_equal_one_shot", "batch_rows_equal_solo_runs"}
 
 
 def shown_on(fault: Fault, family: str, path: Path = "text") -> list[ReferenceTarget]:

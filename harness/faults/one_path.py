@@ -12,9 +12,15 @@ from mlx.utils import tree_flatten
 from harness.faults.model import Fault
 from harness.faults.patching import both, replacing
 from reference_models import latent, layers, mistral4, moe
+from reference_models.engine import KVCache
 
 _CACHE_FREE = "outputs_equal_the_cache_free_forward"
 _WITNESS = "outputs_equal_the_witness"
+
+
+def _any(lengths: int | tuple[int, ...]) -> bool:
+    """Of a sequence, or of any row of a batch."""
+    return any(lengths) if isinstance(lengths, tuple) else lengths > 0
 
 
 def _scale_after_a_trim() -> Any:
@@ -22,7 +28,7 @@ def _scale_after_a_trim() -> Any:
         def attention(self: Any, x: mx.array, rotation: Any, cache: Any, mask: Any) -> mx.array:
             def turned(q: mx.array, k: mx.array) -> tuple[mx.array, mx.array]:
                 q, k = rotation(q, k)
-                return (q * 1.1 if cache.live_start else q), k
+                return (q * 1.1 if _any(cache.live_start) else q), k
 
             out: mx.array = original(self, x, turned, cache, mask)
             return out
@@ -32,7 +38,7 @@ def _scale_after_a_trim() -> Any:
     def compressed(original: Any) -> Any:
         def attention(self: Any, x: mx.array, positions: Any, cache: Any, mask: Any) -> mx.array:
             scale = self.scale
-            self.scale = scale * (1.1 if cache.live_start else 1)
+            self.scale = scale * (1.1 if _any(cache.live_start) else 1)
             try:
                 out: mx.array = original(self, x, positions, cache, mask)
             finally:
@@ -95,7 +101,7 @@ def _norms_without_weight() -> Any:
 def _latent_not_normed(original: Any) -> Any:
     def attention(self: Any, x: mx.array, positions: Any, cache: Any, mask: Any) -> mx.array:
         norm = self.kv_a_layernorm
-        if cache.live_len:
+        if _any(cache.live_len):
             self.kv_a_layernorm = nn.Identity()
         try:
             out: mx.array = original(self, x, positions, cache, mask)
@@ -108,7 +114,7 @@ def _latent_not_normed(original: Any) -> Any:
 
 def _scale_by_live_length(original: Any) -> Any:
     def attention(self: Any, x: mx.array, positions: Any, cache: Any, mask: Any) -> mx.array:
-        if x.shape[1] > 1 and cache.live_start:
+        if x.shape[1] > 1 and isinstance(cache, KVCache) and cache.live_start:
             rule = self.config.rope_parameters
             live = mx.arange(cache.live_len, cache.live_len + x.shape[1])[:, None]
             steps = mx.floor(live.astype(mx.float32) / rule.original_max_position_embeddings)
