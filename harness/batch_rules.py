@@ -91,7 +91,11 @@ class BatchRules(RuleBasedStateMachine):
         if len(self._batch()) < 2:
             self._gather(order)
 
-    def _gather(self, order: tuple[int, ...]) -> None:
+    def _as_far_as_there(self, batch: Batch) -> Batch:
+        """Each of its rows taken modulo the sequences of this program."""
         assert self.judge is not None
         several = len(self.judge.run.owners)
-        self._apply(Batch(tuple(dict.fromkeys(row % several for row in order))))
+        return Batch(tuple(dict.fromkeys(row % several for row in batch.rows)))
+
+    def _gather(self, order: tuple[int, ...]) -> None:
+        self._apply(self._as_far_as_there(Batch(order)))

@@ -79,7 +79,7 @@ class Judge:
         evidence = Evidence(self.run)
         try:
             for prop in self._properties:
-                if prop.runs_again and not self._turns.has(prop.id, self.run.program):
+                if prop.runs_again and not (prop.may_decide(evidence) and self._turns.has(prop.id, self.run.program)):
                     continue
                 judgement = prop.judge_run(evidence)
                 if prop.runs_again and judgement is not None:

@@ -153,6 +153,11 @@ class Property:
         """Judge a finished run; None if it says nothing about runs."""
         return None
 
+    def may_decide(self, evidence: Evidence) -> bool:
+        """Can this run be decisive at all, by what is known without running it again? Asked where ``runs_again``: a
+        program that has nothing to show takes nobody's turn."""
+        return True
+
 
 def attention_calls(run: Execution, forward: ForwardStep) -> Iterator[tuple[int, AttentionCall]]:
     """(model layer, call) of a forward, or nothing where the calls cannot be told apart.

@@ -14,6 +14,8 @@ from harness.judge import Judge, Listener
 from harness.judging import Property
 from harness.ledger import SequenceLedger
 from harness.operations import (
+    BATCHES,
+    Batch,
     Chunk,
     Decode,
     EnforceMaxKvSize,
@@ -214,8 +216,10 @@ class ProgramMachine(BatchRules):
 
     def _apply_able(self, operations: draw.Few) -> None:
         for operation in operations:
+            if isinstance(operation, BATCHES) and not self._several():
+                continue
             if CAPABILITY_OF[type(operation)] in self.target.capabilities:
-                self._apply(operation)
+                self._apply(self._as_far_as_there(operation) if isinstance(operation, Batch) else operation)
 
     def _neighbour(self, index: int) -> int:
         """The next sequence that the pool owns, round about; -1 if there is none."""

@@ -7,7 +7,20 @@ from typing import TypeVar
 from hypothesis import strategies as st
 
 from harness.media import Media
-from harness.operations import Generation, Operation, Owner, Prefill, Reset, Restore, SaveLoad, Snapshot, Verify
+from harness.operations import (
+    Batch,
+    BatchDecode,
+    BatchForward,
+    Generation,
+    Operation,
+    Owner,
+    Prefill,
+    Reset,
+    Restore,
+    SaveLoad,
+    Snapshot,
+    Verify,
+)
 
 T = TypeVar("T")
 
@@ -63,9 +76,17 @@ _early: st.SearchStrategy[Few] = weighted(
     (2, st.builds(lambda k, a: (Verify(k, min(a, k)),), st.integers(1, 6), st.integers(0, 6))),
     (1, st.just((Snapshot(0), Verify(4, 2)))),
 )
-#: Done at the end of a program, when its caches have been through most: what they hold is compared, and no forward is
-#: needed for it.
-_ends: tuple[Few, ...] = ((), (SaveLoad(),), (Reset(),), (Restore(0), SaveLoad()), (Restore(0),))
+#: Done at the end of a program, when its caches have been through most: what they hold is compared, which needs no
+#: forward; or all sequences meet in a batch, whatever they have become.
+_ends: tuple[Few, ...] = (
+    (),
+    (SaveLoad(),),
+    (Reset(),),
+    (Restore(0), SaveLoad()),
+    (Restore(0),),
+    (Batch((0, 1, 2)), BatchForward((2, 1)), BatchDecode(1)),
+    (Batch((1, 0)), BatchDecode(2)),
+)
 Frame = tuple[Few, Few]
 frames: st.SearchStrategy[Frame] = st.tuples(_early, st.sampled_from(_ends))
 

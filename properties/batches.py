@@ -56,6 +56,9 @@ class BatchRowsEqualSoloRuns(Property):
     needs: ClassVar = frozenset({Capability.BATCH})
     runs_again = True
 
+    def may_decide(self, evidence: Evidence) -> bool:
+        return any(forward.append.rows > 1 for step in evidence.run.steps for forward in step.forwards)
+
     def judge_run(self, evidence: Evidence) -> Judgement:
         return unless_noise(evidence, self._judge(evidence))
 

@@ -22,6 +22,9 @@ class RollbackEqualsNeverSpeculated(Property):
     needs: ClassVar = frozenset({Capability.ROLLBACK, Capability.FRONT_TRIM})
     runs_again = True
 
+    def may_decide(self, evidence: Evidence) -> bool:
+        return any(line.behind and line.tokens for line in evidence.without_rejected)
+
     def judge_run(self, evidence: Evidence) -> Judgement:
         return unless_noise(evidence, self._judge(evidence))
 

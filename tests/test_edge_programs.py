@@ -113,7 +113,8 @@ def test_the_scheduler_leaves_a_model_owned_sequence_alone(family: str) -> None:
         assert owned["before"] == owned["after"] == {"offset": 9, "live_start": 0, "live_len": 9}
         assert (pooled["owner"], pooled["caches_trimmed"]) == ("pool", len(target.attention_layers))
         assert pooled["removed"] == [5] * len(target.attention_layers)
-        assert all(call["keys"] == 12 for call in chunk["forwards"][0]["attention"])
+        if not any(target.rules):
+            assert all(call["keys"] == 12 for call in chunk["forwards"][0]["attention"])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -142,12 +142,15 @@ def _norm_of_the_first(original: Any) -> Any:
     return norm
 
 
-def _is_latent(target: Any) -> bool:
-    return hasattr(target.variant.config, "kv_lora_rank")
+def _scales_queries(target: Any) -> bool:
+    return hasattr(getattr(target.variant.config, "rope_parameters", None), "llama_4_scaling_beta")
 
 
 def _caches_latents(target: Any) -> bool:
-    return _is_latent(target) and target.variant.options.get("cache_form", "latent") == "latent"
+    return (
+        hasattr(target.variant.config, "kv_lora_rank")
+        and target.variant.options.get("cache_form", "latent") == "latent"
+    )
 
 
 def _mask(make: Any) -> Any:
@@ -192,7 +195,7 @@ FAULTS: tuple[Fault, ...] = (
         _POSITIONS,
         replacing(rope, "positions_from", _positions_of_the_first),
         "ml-explore/mlx-lm#671",
-        shown_on=_is_latent,
+        shown_on=_scales_queries,
     ),
     Fault(
         "batch-norms-of-the-first-row",

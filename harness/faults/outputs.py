@@ -129,7 +129,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "one-int8-scale-for-all-heads",
         "an Int8 cache multiplies every head by the scale of the first",
-        _CACHE_FREE,
+        "outputs_equal_the_witness",
         replacing(storage, "quantise_rows", _one_scale_for_all_heads),
         shown_on=_rounds_several_heads,
     ),
