@@ -32,6 +32,7 @@ from harness.operations import (
     TrimFront,
     Verify,
 )
+from harness.tally import GROWTH
 from harness.target import Capability, Target
 from harness.turns import Turns
 
@@ -186,6 +187,7 @@ class ProgramMachine(BatchRules):
     def teardown(self) -> None:
         if self.judge is not None:
             self._apply_able(self.ending)
+            self._shorten_long_ones()
             self.judge.end()
 
     def _begin(
@@ -220,6 +222,13 @@ class ProgramMachine(BatchRules):
                 continue
             if CAPABILITY_OF[type(operation)] in self.target.capabilities:
                 self._apply(self._as_far_as_there(operation) if isinstance(operation, Batch) else operation)
+
+    def _shorten_long_ones(self) -> None:
+        """What grew is cut to two keys: left to chance, memory that is not given back would rarely show."""
+        for index in range(len(self.judge.run.owners)) if self.judge is not None else ():
+            live = self._ledger(index).live_len
+            if live > GROWTH:
+                self._apply_able((TrimFront(live - 2, sequence=index),))
 
     def _neighbour(self, index: int) -> int:
         """The next sequence that the pool owns, round about; -1 if there is none."""

