@@ -13,8 +13,8 @@ import pytest
 HERE = Path(__file__).parent
 ARGUMENTS = {
     "load": ("--sizes", "tiny", "--gb", "0.001", "--dtype", "float32", "--rounds", "1"),
-    "overhead": ("--profile", "smoke", "nemotron_nas", "qwen2_vl"),
-    "seeds": ("--profile", "smoke", "--seeds", "1", "qwen2_vl"),
+    "overhead": ("--profile", "smoke", "nemotron_nas"),
+    "seeds": ("--profile", "smoke", "--seeds", "1", "nemotron_nas"),
     "witness": ("--configurations", "1", "--tokens", "6", "nemotron_nas"),
 }
 

@@ -233,7 +233,7 @@ def test_rejected_drafts_behind_an_image_are_left_out_and_those_in_it_are_not() 
     def decisive(*operations: Any) -> int:
         name, tally = "rollback_equals_never_speculated", Tally()
         judge_program(TARGET, Program((PROMPT, *operations)), [properties.BY_ID[name]], tally)
-        return tally.properties[name].decisive_steps
+        return tally.properties[name].decisive_steps if name in tally.properties else 0
 
     assert decisive(Chunk(3), Verify(3, 1), Decode(2)) == 2
     assert decisive(Verify(3, 1), Decode(2)) == 0
