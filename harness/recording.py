@@ -39,6 +39,7 @@ def _step(run: Execution, step: Step) -> dict[str, Any]:
         "owner": step.owner,
         "before": _state(step.before),
         "after": _state(step.after),
+        **({"batch": list(step.rows)} if step.rows else {}),
     }
     if step.forwards:
         body["forwards"] = [_forward(run, forward) for forward in step.forwards]
@@ -46,6 +47,8 @@ def _step(run: Execution, step: Step) -> dict[str, Any]:
         body["caches_trimmed"] = len(step.removal.removed)
         body["removed"] = [int(n) for n in step.removal.removed]
         body["expected_removed"] = step.expected_removed
+        if step.refuses or step.removal.refused is not None:
+            body["must_be_refused"], body["refused"] = step.refuses, step.removal.refused
     if step.copied is not None:
         body["caches"] = step.copied.caches
         body["effective"] = step.effective
