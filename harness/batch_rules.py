@@ -22,7 +22,7 @@ class BatchRules(RuleBasedStateMachine):
     judge: Judge | None = None
 
     def _apply(self, operation: Operation) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # the machine that inherits these rules has it
 
     @precondition(lambda self: self._can_batch())
     @rule(order=draw.batch_orders, tokens=draw.row_tokens, times=draw.batch_decodes)

@@ -13,6 +13,7 @@ import properties
 from harness.campaign import run_campaign
 from harness.faults import FAULTS, IMAGE_FAULTS, OF_OUTPUTS, VARIATIONS, Fault
 from harness.findings import Verdict
+from harness.operations import BATCHES
 from harness.profiles import PROFILES
 from harness.reporting.coverage import WITH_IMAGES
 from harness.target import Path
@@ -41,7 +42,8 @@ def families_of(fault: Fault) -> list[tuple[str, Path]]:
 @pytest.mark.parametrize(("family", "path"), RUNS)
 def test_the_live_mask_is_right(family: str, path: Path) -> None:
     """Every property holds and met a decisive step; the programs reached the states that matter."""
-    some = targets(family, path=path)[SEED % 3 :: 3]  # ``make run`` takes all of them
+    every = 1 if path == "images" else 3  # ``make run`` takes all of them
+    some = targets(family, path=path)[SEED % every :: every]
     result = run_campaign(f"{family}_{path}", some, properties.ALL, QUICK, SEED)
     assert [bug.finding.text() for bug in result.found] == []
     assert {row.id: row.verdict for row in result.properties} == {prop.id: Verdict.PASS for prop in properties.ALL}
@@ -50,8 +52,7 @@ def test_the_live_mask_is_right(family: str, path: Path) -> None:
     assert cover.programs >= 100
     reached = cover.to_json()
     never = ["stopped_by_error", "blind_forwards", *(WITH_IMAGES if path == "text" else ())]
-    unreached = [name for name, count in reached.items() if count == 0]
-    assert [name for name in unreached if name != "batched_after_trim"] == never  # a third of the targets may miss it
+    assert [name for name, count in reached.items() if count == 0] == never
 
 
 @pytest.mark.parametrize(("family", "path"), RUNS)
@@ -59,7 +60,10 @@ def test_the_offset_mask_is_found(family: str, path: Path) -> None:
     """The bug that started it all, found by the ordinary campaign and shrunk to what a person would write."""
     result = run_campaign(family, targets(family, "offset", path=path)[:2], properties.ALL, FEW, SEED)
     found = {bug.finding.property_id: bug for bug in result.found}
-    assert set(found) >= {"mask_key_axis_equals_live_keys", "every_operation_completes"}  # others, where it fits
+    expected = {"mask_key_axis_equals_live_keys", "every_operation_completes"}
+    assert set(found) >= expected
+    for other in set(found) - expected:  # in a batch alone the wrong width can fit, and then the content is wrong
+        assert any(isinstance(op, BATCHES) for op in found[other].finding.program.operations), other
     mask = found["mask_key_axis_equals_live_keys"]
     assert mask.reproducible
     assert len(mask.finding.program.operations) <= 3

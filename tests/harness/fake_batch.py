@@ -42,6 +42,8 @@ class FakeBatch:
     _forwards: int
     _batch: tuple[int, ...] = ()
 
+    # These four are the session's own, for one sequence; the batch uses them row by row.
+
     def _logits(self, cache: Any, start: int, count: int, call: AttentionCall) -> _Array:
         raise NotImplementedError
 

@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 from kv_harness_fake_attention import attention_values
 from kv_harness_fake_batch import BatchBug, BatchQuirk, FakeBatch
+from kv_harness_fake_bugs import Bug, Quirk
+from kv_harness_fake_copies import FakeCopies, FakeRows
 
 from harness.operations import EnforceMaxKvSize, Owner
 from harness.oracle import Expected, History
 from harness.target import (
     AttentionCall,
     CacheLengths,
-    CacheMemory,
     CacheRows,
     Capability,
-    CopyObservation,
     ForwardObservation,
     ImageFormat,
     MaskKind,
@@ -32,72 +31,6 @@ from harness.target import (
     RemovalObservation,
     TargetIdentity,
 )
-
-Bug = Literal[
-    "attention a little off",
-    "mask leaks",  # shows the token after each
-    "mask hides itself",
-    "mask one row short",
-    "a query too many",
-    "window one too wide",
-    "window counted in slots",
-    "no window",
-    "no window for one token",
-    "keys one short after rollback",
-    "values one short after a trim",
-    "cache says offset for live_len",
-    "neighbour trimmed too",
-    "positions from live_len",
-    "reports zero removed",
-    "trims what the model owns",
-    "visits one cache",
-    "raises after a trim to zero",
-    "noise",  # logits differ from call to call
-    "noise in two logits",
-    "bias under the live policy",
-    "nan logits under the live policy",
-    "nan logits after a trim",
-    "inf logits after a trim",
-    "logits of the last token only",
-    "logits without the oldest row after a trim",
-    "logits without the newest row after a rollback",
-    "logits a little off after a trim",  # by a hundredth
-    "raises without a cache",
-    "rows change in a trim",
-    "rows of the neighbour change in a trim",
-    "snapshot shares its rows",
-    "restore keeps the offset",
-    "fork shares its rows",
-    "fork leaves out a row",
-    "forgets live_start in a file",
-    "slots grow in a file",
-    "reset keeps the offset",
-    "reset keeps its memory",
-    "trims keep their memory",
-    "a rollback leaves one",
-    "the cut matters",  # a logit counts the tokens of the forward
-    "copies what the model owns",
-    "copies raise",
-]
-Quirk = Literal[  # harmless, or hiding
-    "hides a call",
-    "hides a call after a trim",
-    "encoder call",
-    "batch and head axes",
-    "one row for all queries when all are visible",
-    "hides positions after a trim",
-    "mask for one token",
-    "scores for one token",  # added to, hiding nothing: what an MLA decode hands over
-    "queries of the last token only",
-    "attention by hand",
-    "quantised attention by hand",
-    "no mask under the offset policy",
-    "a table instead of positions",
-    "a table beside the positions",
-    "a single number as position",
-    "experts nearly tie",  # every choice of the witness could go the other way
-    "rows nearly round to others",  # the same of an Int8 cache
-]
 
 _NOISE = itertools.count()
 
@@ -162,33 +95,15 @@ class FakeTarget:
         return Expected(self.witness(history).logits.astype(np.float32))
 
 
-class _Rows:
-    """One sequence: the rows held, oldest first, as (position, token)."""
-
-    def __init__(self, owner: Owner) -> None:
-        self.owner = owner
-        self.rows: list[tuple[int, int]] = []
-        self.offset = 0
-        self.trimmed = self.rolled_back = False
-        self.largest = 0  # rows that its memory was made for
-        self.slot = 8
-
-    def copied(self, owner: Owner, rows: list[tuple[int, int]] | None = None) -> _Rows:
-        """The same under another owner; ``rows``: with these, which may be shared."""
-        twin = copy(self)
-        twin.owner, twin.rows = owner, list(self.rows) if rows is None else rows
-        return twin
-
-
-class FakeSession(FakeBatch):
+class FakeSession(FakeBatch, FakeCopies):
     """A session of a FakeTarget."""
 
     def __init__(self, target: FakeTarget, owners: tuple[Owner, ...]) -> None:
         self._target = target
-        self._sequences = [_Rows(owner) for owner in owners]
+        self._sequences = [FakeRows(owner) for owner in owners]
         self._forwards = 0
         self.told = False
-        self._slots: dict[int, _Rows] = {}
+        self._slots: dict[int, FakeRows] = {}
         self.prompts: dict[int, PromptInput] = {}
 
     def forward(self, sequence: int, tokens: Sequence[int], prompt: PromptInput | None = None) -> ForwardObservation:
@@ -232,7 +147,7 @@ class FakeSession(FakeBatch):
             return (PositionCall("rope", np.array(last - given.positions.shape[-1] + 1)),)
         return (given,)
 
-    def _call(self, cache: _Rows, before: int, start: int, count: int, window: int | None) -> AttentionCall:
+    def _call(self, cache: FakeRows, before: int, start: int, count: int, window: int | None) -> AttentionCall:
         target, keys = self._target, before + count
         keys -= "keys one short after rollback" in target.bugs and cache.rolled_back
         values = keys - ("values one short after a trim" in target.bugs and cache.trimmed)
@@ -262,7 +177,7 @@ class FakeSession(FakeBatch):
         scores = count == 1 and "scores for one token" in target.quirks
         return AttentionCall("fast", count, keys, values, 4, 2, kind, shape, shown[None, None], scores)
 
-    def _windowed(self, cache: _Rows, start: int, count: int, window: int | None) -> np.ndarray[Any, Any] | None:
+    def _windowed(self, cache: FakeRows, start: int, count: int, window: int | None) -> np.ndarray[Any, Any] | None:
         """[count, keys]: which keys the window lets each new token see; None for all of them."""
         bugs = self._target.bugs
         if window is None or "no window" in bugs:
@@ -292,7 +207,7 @@ class FakeSession(FakeBatch):
     def tell_attention(self) -> None:
         self.told = True
 
-    def _visible_calls(self, cache: _Rows, calls: list[AttentionCall], rows: int = 1) -> tuple[AttentionCall, ...]:
+    def _visible_calls(self, cache: FakeRows, calls: list[AttentionCall], rows: int = 1) -> tuple[AttentionCall, ...]:
         quirks = self._target.quirks
         if self.told:
             off = "attention a little off" in self._target.bugs
@@ -301,7 +216,7 @@ class FakeSession(FakeBatch):
             calls = calls[:-1]
         return tuple(calls[:1] * ("encoder call" in quirks) + calls)
 
-    def _logits(self, cache: _Rows, start: int, count: int, call: AttentionCall) -> np.ndarray[Any, Any]:
+    def _logits(self, cache: FakeRows, start: int, count: int, call: AttentionCall) -> np.ndarray[Any, Any]:
         target, held = self._target, cache.rows
         if "logits without the oldest row after a trim" in target.bugs and cache.trimmed:
             held = held[1:]
@@ -388,76 +303,3 @@ class FakeSession(FakeBatch):
         ):
             numbers = numbers + 1
         return (CacheRows(numbers, -numbers),) * len(self._target.attention_layers)
-
-    def memory(self, sequence: int) -> tuple[CacheMemory, ...]:
-        """In steps of 256 rows, as large as it ever was since the last trim; none of its own in a batch."""
-        if sequence in self._batch:
-            return ()
-        cache = self._sequences[sequence]
-        held = -(-cache.largest // 256) * 256 * cache.slot
-        return (CacheMemory(held, cache.slot if held else 0),) * len(self._target.attention_layers)
-
-    def _copy(self, *sequences: int) -> CopyObservation | None:
-        """Why nothing is to be copied; None if the pool owns all of them."""
-        bugs = self._target.bugs
-        if "copies raise" in bugs:
-            return CopyObservation(error="RuntimeError: told\n to fail")
-        if (
-            any(self._sequences[each].owner == "model" for each in sequences)
-            and "copies what the model owns" not in bugs
-        ):
-            return CopyObservation()
-        return None
-
-    @property
-    def _copied(self) -> CopyObservation:
-        return CopyObservation(len(self._target.attention_layers))
-
-    def snapshot(self, sequence: int, slot: int) -> CopyObservation:
-        if refused := self._copy(sequence):
-            return refused
-        cache = self._sequences[sequence]
-        self._slots[slot] = cache.copied(
-            "pool", cache.rows if "snapshot shares its rows" in self._target.bugs else None
-        )
-        return self._copied
-
-    def restore(self, sequence: int, slot: int) -> CopyObservation:
-        if refused := self._copy(sequence):
-            return refused
-        if slot not in self._slots:
-            return CopyObservation()
-        old, cache = self._sequences[sequence], self._slots[slot].copied("pool")
-        cache.offset = old.offset if "restore keeps the offset" in self._target.bugs else cache.offset
-        self._sequences[sequence] = cache
-        return self._copied
-
-    def fork(self, sequence: int, into: int) -> CopyObservation:
-        if refused := self._copy(sequence, into):
-            return refused
-        cache, bugs = self._sequences[sequence], self._target.bugs
-        rows = cache.rows if "fork shares its rows" in bugs else list(cache.rows)
-        if "fork leaves out a row" in bugs and rows:
-            rows[0] = (0, 0)
-        self._sequences[into] = cache.copied("pool", rows)
-        return self._copied
-
-    def save_and_load(self, sequence: int) -> CopyObservation:
-        if refused := self._copy(sequence):
-            return refused
-        cache = self._sequences[sequence].copied("pool")
-        if "forgets live_start in a file" in self._target.bugs:
-            cache.offset = len(cache.rows)
-        if "slots grow in a file" in self._target.bugs:
-            cache.slot *= 2
-        self._sequences[sequence] = cache
-        return self._copied
-
-    def reset(self, sequence: int) -> CopyObservation:
-        if refused := self._copy(sequence):
-            return refused
-        old, fresh = self._sequences[sequence], _Rows("pool")
-        fresh.offset = old.offset if "reset keeps the offset" in self._target.bugs else 0
-        fresh.largest = old.largest if "reset keeps its memory" in self._target.bugs else 0
-        self._sequences[sequence] = fresh
-        return self._copied

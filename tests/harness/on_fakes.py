@@ -102,6 +102,10 @@ UNTOUCHED = Program((Prefill(6), Chunk(3), Decode(2)))
 SMALL = Profile("small", programs=20, operations=6, shrink=False)
 
 
+TWO: Any = ("pool", "pool")
+THREE: Any = ("pool", "pool", "pool")
+
+
 def fake(*bugs: Any, **named: Any) -> FakeTarget:
     return FakeTarget(bugs=frozenset(bugs), **named)
 
@@ -139,3 +143,8 @@ def campaign(*targets: FakeTarget, profile: Profile = SMALL, seed: int = 0, **na
 
 def verdicts(result: CampaignResult) -> dict[str, Verdict]:
     return {one.id: one.verdict for one in result.properties}
+
+
+def wide(*bugs: Any, **named: Any) -> FakeTarget:
+    """With so many ids that hardly two tokens are the same."""
+    return fake(*bugs, **{"vocab_size": 1000, **named})

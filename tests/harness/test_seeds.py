@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
 import importlib.util, sys
-for name in ("fake_attention", "fake_batch", "fake_target"):
+for name in ("fake_attention", "fake_bugs", "fake_batch", "fake_copies", "fake_target"):
     spec = importlib.util.spec_from_file_location(f"kv_harness_{name}", f"{sys.argv[1]}/{name}.py")
     module = sys.modules[f"kv_harness_{name}"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -65,7 +65,7 @@ class HeldModel:
         self.rows: dict[int, tuple[Floats, Floats]] = {}
         self.offset = self.start = self.written = 0
 
-    # To be said by a kind of cache.
+    # To be said by a kind of cache: this base is for none in particular.
 
     def placed(self, n: int) -> list[int]:
         """Positions in slot order after an append of n tokens."""

@@ -1,0 +1,108 @@
+"""Sequences of a fake target, and what it does with their whole state: copies, files, resets, and their memory."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any
+
+from harness.operations import Owner
+from harness.target import CacheMemory, CopyObservation
+
+
+class FakeRows:
+    """One sequence: the rows held, oldest first, as (position, token)."""
+
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
+        self.rows: list[tuple[int, int]] = []
+        self.offset = 0
+        self.trimmed = self.rolled_back = False
+        self.largest = 0  # rows that its memory was made for
+        self.slot = 8
+
+    def copied(self, owner: Owner, rows: list[tuple[int, int]] | None = None) -> FakeRows:
+        """The same under another owner; ``rows``: with these, which may be shared."""
+        twin = copy(self)
+        twin.owner, twin.rows = owner, list(self.rows) if rows is None else rows
+        return twin
+
+
+class FakeCopies:
+    """What a FakeSession inherits."""
+
+    _target: Any
+    _sequences: list[FakeRows]
+    _slots: dict[int, FakeRows]
+
+    def memory(self, sequence: int) -> tuple[CacheMemory, ...]:
+        """In steps of 256 rows, as large as it ever was since the last trim; none of its own in a batch."""
+        if sequence in self._batch:
+            return ()
+        cache = self._sequences[sequence]
+        held = -(-cache.largest // 256) * 256 * cache.slot
+        return (CacheMemory(held, cache.slot if held else 0),) * len(self._target.attention_layers)
+
+    def _copy(self, *sequences: int) -> CopyObservation | None:
+        """Why nothing is to be copied; None if the pool owns all of them."""
+        bugs = self._target.bugs
+        if "copies raise" in bugs:
+            return CopyObservation(error="RuntimeError: told\n to fail")
+        if (
+            any(self._sequences[each].owner == "model" for each in sequences)
+            and "copies what the model owns" not in bugs
+        ):
+            return CopyObservation()
+        return None
+
+    @property
+    def _copied(self) -> CopyObservation:
+        return CopyObservation(len(self._target.attention_layers))
+
+    def snapshot(self, sequence: int, slot: int) -> CopyObservation:
+        if refused := self._copy(sequence):
+            return refused
+        cache = self._sequences[sequence]
+        self._slots[slot] = cache.copied(
+            "pool", cache.rows if "snapshot shares its rows" in self._target.bugs else None
+        )
+        return self._copied
+
+    def restore(self, sequence: int, slot: int) -> CopyObservation:
+        if refused := self._copy(sequence):
+            return refused
+        if slot not in self._slots:
+            return CopyObservation()
+        old, cache = self._sequences[sequence], self._slots[slot].copied("pool")
+        cache.offset = old.offset if "restore keeps the offset" in self._target.bugs else cache.offset
+        self._sequences[sequence] = cache
+        return self._copied
+
+    def fork(self, sequence: int, into: int) -> CopyObservation:
+        if refused := self._copy(sequence, into):
+            return refused
+        cache, bugs = self._sequences[sequence], self._target.bugs
+        rows = cache.rows if "fork shares its rows" in bugs else list(cache.rows)
+        if "fork leaves out a row" in bugs and rows:
+            rows[0] = (0, 0)
+        self._sequences[into] = cache.copied("pool", rows)
+        return self._copied
+
+    def save_and_load(self, sequence: int) -> CopyObservation:
+        if refused := self._copy(sequence):
+            return refused
+        cache = self._sequences[sequence].copied("pool")
+        if "forgets live_start in a file" in self._target.bugs:
+            cache.offset = len(cache.rows)
+        if "slots grow in a file" in self._target.bugs:
+            cache.slot *= 2
+        self._sequences[sequence] = cache
+        return self._copied
+
+    def reset(self, sequence: int) -> CopyObservation:
+        if refused := self._copy(sequence):
+            return refused
+        old, fresh = self._sequences[sequence], FakeRows("pool")
+        fresh.offset = old.offset if "reset keeps the offset" in self._target.bugs else 0
+        fresh.largest = old.largest if "reset keeps its memory" in self._target.bugs else 0
+        self._sequences[sequence] = fresh
+        return self._copied
