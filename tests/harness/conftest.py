@@ -8,14 +8,6 @@ from pathlib import Path
 
 SHARED = ("fake_attention", "fake_bugs", "fake_batch", "fake_copies", "fake_target", "on_fakes", "on_copies")
 for shared in SHARED:  # each builds on those before it
-    "fake_attention",
-    "fake_bugs",
-    "fake_batch",
-    "fake_copies",
-    "fake_target",
-    "on_fakes",
-    "on_copies",
-):  # each builds on those before it
     name = f"kv_harness_{shared}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{shared}.py"))
