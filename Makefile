@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV ?= .venv
 PEERS_VENV ?= .venv-peers
 
+# Processes at once, where a command takes several; auto: one a processor.
+JOBS ?= auto
+
 BIN := $(VENV)/bin
 # Says that a folder is ours to clear; made before anything else in it, and never removed from it.
 MARK := .kv-harness
@@ -17,7 +20,7 @@ GENERATED := reports/families reports/checkpoints reports/targets reports/faults
 .PHONY: run test published-sizes lint format parity bench load faults no-false-alarm seeds publish-reports constraints clean
 
 run: $(STAMP)  # every family at the quick profile; reports in reports/
-	$(BIN)/kv-harness run --profile quick --strict
+	$(BIN)/kv-harness run --profile quick --strict --jobs '$(JOBS)'
 
 test: $(STAMP)  # the test suite, on all cores
 	$(BIN)/python -m pytest -n auto
@@ -49,19 +52,19 @@ load: $(STAMP)  # what loading a checkpoint of 2 GB costs, beside mlx-lm
 
 SEEDS ?= 1
 faults: $(STAMP)  # the kill matrix: every planted bug in every family, with SEEDS seeds
-	$(BIN)/kv-harness faults --seeds '$(SEEDS)'
+	$(BIN)/kv-harness faults --seeds '$(SEEDS)' --jobs '$(JOBS)'
 
 # About ten programs a second: a night for the whole number. SEED draws others.
 PROGRAMS ?= 200000
 no-false-alarm: $(STAMP)  # PROGRAMS programs over all right variants, none of which may be reported
-	$(BIN)/kv-harness run --profile ci --no-strict --programs '$(PROGRAMS)' --seed '$(SEED)'
+	$(BIN)/kv-harness run --profile ci --no-strict --programs '$(PROGRAMS)' --seed '$(SEED)' --jobs '$(JOBS)'
 
 seeds: $(STAMP)  # the offset mask is found and the live mask passes, in 20 seeds of every family
 	$(BIN)/python tests/bench/seeds.py
 
 publish-reports: $(STAMP)  # the main job once more; its reports become the committed ones
 	@set -e; new=$$(mktemp -d); trap 'rm -rf "$$new"' EXIT; trap 'exit 130' INT TERM; \
-	$(BIN)/kv-harness run --profile quick --strict --out "$$new"; \
+	$(BIN)/kv-harness run --profile quick --strict --jobs '$(JOBS)' --out "$$new"; \
 	mkdir -p reports/published/families; \
 	rm -f reports/published/families/*.md reports/published/families/*.json; \
 	cp "$$new"/families/*.md "$$new"/families/*.json reports/published/families/; \

@@ -22,7 +22,7 @@ os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 from harness import __version__
-from harness.commands import UsageError, checkpoint, faults
+from harness.commands import UsageError, checkpoint, faults, jobs_option
 from harness.profiles import PROFILES
 from harness.terminal import INTERRUPTS, Output
 
@@ -65,6 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=True,
         help="a property without a decisive step fails the run (default)",
     )
+    jobs_option(run)
     _device_option(run)
     run.set_defaults(act=_run)
 
@@ -116,7 +117,7 @@ def _unusable(message: str) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from harness.runner import run_families
+    from harness.runner import Run, run_families
 
     reference = _reference(arguments.device)
     profile = PROFILES[arguments.profile]
@@ -142,13 +143,12 @@ def _run(arguments: argparse.Namespace) -> int:
         profile = dataclasses.replace(profile, programs=-(-arguments.programs // len(runs)), asked=True)
     try:
         return run_families(
-            runs,
-            profile=profile,
-            seed=seed,
-            policy=arguments.policy,
-            out=arguments.out,
+            [
+                Run(family, path, profile, seed, arguments.policy, arguments.out, arguments.device)
+                for family, path in runs
+            ],
             strict=arguments.strict,
-            device=arguments.device,
+            jobs=arguments.jobs,
         )
     except OSError as error:
         where = error.filename or arguments.out

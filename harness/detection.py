@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import properties
 from harness.campaign import derive_seed, run_campaign
-from harness.faults import IMAGE_FAULTS, Fault
+from harness.faults import ALL_FAULTS, IMAGE_FAULTS, Fault
 from harness.profiles import Profile
-from harness.runner import family_targets, report_name
+from harness.runner import check, family_targets, report_name
 from harness.target import Path
 from harness.targets import reference
+from harness.terminal import INTERRUPTS
+from harness.workers import Died, in_processes
+
+
+class Lost(Exception):
+    """A process died over its hunts; the message names the bug."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +63,11 @@ def hunt(
     path: Path,
     profile: Profile,
     seed: int,
-    check: Callable[[], None] = lambda: None,
 ) -> Hunt:
     """Plant it, run the ordinary campaign up to its first finding, and say what came of it.
 
-    A finding that does not come back in a fresh model counts as none: nobody could replay it. KeyboardInterrupt, when
-    ``check`` raised one, rather than a result that was cut short.
+    A finding that does not come back in a fresh model counts as none: nobody could replay it. KeyboardInterrupt after
+    an interrupt, rather than a result that was cut short.
     """
     name = report_name(family, path)
     with fault.plant():
@@ -102,14 +108,43 @@ def hunt_all(
     families: Sequence[str],
     profile: Profile,
     seeds: Sequence[int],
-    check: Callable[[], None] = lambda: None,
+    jobs: int = 1,
+    device: str | None = None,
 ) -> Iterator[Hunt]:
-    """Every fault, in every run where it can show, with every seed. ``check``: may raise KeyboardInterrupt."""
-    for fault in faults:
-        for family, path in runs_of(fault, families):
-            for seed in seeds:
-                yield hunt(fault, family, path, profile, seed, check)
-                check()
+    """Every fault, in every run where it can show, with every seed; ``jobs`` faults at once.
+
+    KeyboardInterrupt after an interrupt, behind what was measured. Lost when a process died.
+    """
+    if jobs == 1:
+        for fault in faults:
+            yield from _hunts(fault, families, profile, seeds)
+        return
+    calls = [(hunts_of, (fault.id, families, profile, seeds, device)) for fault in faults]
+    for number, hunts in in_processes(calls, jobs):
+        if not isinstance(hunts, Died):
+            yield from hunts
+        elif not INTERRUPTS.requested:
+            raise Lost(f"the process that planted {faults[number].id} died ({hunts.how})")
+    INTERRUPTS.check()
+
+
+def hunts_of(
+    fault: str, families: Sequence[str], profile: Profile, seeds: Sequence[int], device: str | None
+) -> list[Hunt]:
+    """Those of one fault, by its id, in a process of its own; after an interrupt, those that were finished."""
+    if device is not None:
+        reference.use_device(device)
+    found: list[Hunt] = []
+    with contextlib.suppress(KeyboardInterrupt):
+        found.extend(_hunts(next(one for one in ALL_FAULTS if one.id == fault), families, profile, seeds))
+    return found
+
+
+def _hunts(fault: Fault, families: Sequence[str], profile: Profile, seeds: Sequence[int]) -> Iterator[Hunt]:
+    for family, path in runs_of(fault, families):
+        for seed in seeds:
+            yield hunt(fault, family, path, profile, seed)
+            check()
 
 
 @dataclass(frozen=True)

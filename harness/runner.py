@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,63 +34,97 @@ from harness.reporting import (
 from harness.target import Path as TargetPath
 from harness.targets import reference
 from harness.terminal import INTERRUPTS
+from harness.workers import Died, in_a_process, in_processes, orphaned
 
 DATABASE = Path(".hypothesis") / "kv-harness"
 SILENCE = 30.0  # seconds after which a run without a terminal says how far it is
 CONTROL = "mask_key_axis_equals_live_keys"  # the property that the planted offset-mask bug must break
 
 
-def run_families(
-    runs: Sequence[tuple[str, TargetPath]],
-    *,
-    profile: Profile,
-    seed: int,
-    policy: Literal["live", "offset"],
-    out: Path,
-    strict: bool,
-    device: str | None = None,
-) -> int:
-    """Run every (family, path) and write its report as soon as it is measured; returns the exit code.
+@dataclass(frozen=True)
+class Run:
+    """One (family, path), and everything that decides what is measured of it."""
 
-    Raises OSError when ``out`` cannot be written (before anything is run, if that can be told).
-    """
-    _check_writable(out, [report_name(family, path) for family, path in runs])
-    used = versions()
-    print(
-        f"kv-harness {used['kv-harness']}   profile {profile.name}, seed {seed}, policy {policy}, {reference.device()}"
-    )
-    records: list[dict[str, Any]] = []
-    code = 0
-    for family, path in runs:
-        name = family if path == "text" else f"{family}+{path}"
-        targets = family_targets(family, policy, profile, seed, path)
-        with _progress(name, profile.share(len(targets)) * len(targets)) as advance:
-            result, control = _measure(family, path, targets, profile, seed, policy, advance)
-        command = (
-            f"kv-harness run --families {family} --path {path} --profile {profile.name} --seed {seed} "
-            f"--policy {policy}"
-            + (f" --programs {profile.programs}" if profile.asked else "")
-            + (f" --device {device}" if device else "")
+    family: str
+    path: TargetPath
+    profile: Profile
+    seed: int
+    policy: Literal["live", "offset"]
+    out: Path
+    device: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.family if self.path == "text" else f"{self.family}+{self.path}"
+
+    @property
+    def command(self) -> str:
+        """What does it again."""
+        return (
+            f"kv-harness run --families {self.family} --path {self.path} --profile {self.profile.name} "
+            f"--seed {self.seed} --policy {self.policy}"
+            + (f" --programs {self.profile.programs}" if self.profile.asked else "")
+            + (f" --device {self.device}" if self.device else "")
         )
-        with INTERRUPTS.deferred():
-            data = _write(family, path, targets, policy, result, control, used, out, command)
-        records.append(data)
+
+
+def run_families(runs: Sequence[Run], *, strict: bool, jobs: int = 1) -> int:
+    """Measure every run, ``jobs`` of them at once, and write its report as soon as it is measured; returns the exit
+    code. All have the same profile, seed, policy, device and folder.
+
+    Raises OSError when the folder cannot be written (before anything is run, if that can be told).
+    """
+    first = runs[0]
+    _check_writable(first.out, [report_name(run.family, run.path) for run in runs])
+    print(
+        f"kv-harness {versions()['kv-harness']}   profile {first.profile.name}, seed {first.seed}, "
+        f"policy {first.policy}, {reference.device()}"
+    )
+    records: dict[int, dict[str, Any]] = {}
+    bad = {Verdict.FAIL, Verdict.INCONCLUSIVE} | ({Verdict.VACUOUS} if strict else set())
+    code = 0
+    for number, data in _one_by_one(runs) if jobs == 1 else in_processes([(measure, (run,)) for run in runs], jobs):
+        name = runs[number].name
+        if isinstance(data, Died):
+            if INTERRUPTS.requested:
+                print(f"interrupted in {name}; nothing of it was kept")
+            else:
+                print(f"error: {name}: its process died ({data.how}); run it again with --jobs 1", file=sys.stderr)
+                code = 2
+            continue
+        records[number] = data
         for found in data["findings"]:
             print(_finding_text(found))
         print(f"{name:<20} {data['verdict']:<12} {data['verdict_reason']}", flush=True)
-        bad = {Verdict.FAIL, Verdict.INCONCLUSIVE} | ({Verdict.VACUOUS} if strict else set())
-        code |= data["verdict"] in bad or data["partial"]
+        code = code or int(data["verdict"] in bad or data["partial"])
         if data["partial"]:
-            print(f"interrupted in {name}; its report is marked partial, later ones were not run")
-            break
-        if INTERRUPTS.requested:  # while the report was written
-            print(f"interrupted after {name}; later ones were not run")
-            code = True
-            break
+            print(f"interrupted in {name}; its report is marked partial")
+    if missing := [run.name for number, run in enumerate(runs) if number not in records]:
+        print(f"not run: {', '.join(missing)}")
+        code = code or 1
     print()
-    print(summary_table(records))
-    print(f"\nreports in {out / 'families'}")
-    return int(code)
+    print(summary_table([records[number] for number in sorted(records)]))
+    print(f"\nreports in {first.out / 'families'}")
+    return code
+
+
+def _one_by_one(runs: Sequence[Run]) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, run in enumerate(runs):
+        yield number, measure(run)
+        if INTERRUPTS.requested:
+            return
+
+
+def measure(run: Run) -> dict[str, Any]:
+    """Run the campaign and its control, write the report, and return its record."""
+    if run.device is not None:
+        reference.use_device(run.device)
+    profile = run.profile
+    targets = family_targets(run.family, run.policy, profile, run.seed, run.path)
+    with _progress(run.name, profile.share(len(targets)) * len(targets)) as advance:
+        result, control = _measure(run, targets, advance)
+    with INTERRUPTS.deferred():
+        return _write(run, targets, result, control)
 
 
 def family_targets(
@@ -102,27 +137,22 @@ def family_targets(
 
 
 def _measure(
-    family: str,
-    path: TargetPath,
-    targets: Sequence[reference.ReferenceTarget],
-    profile: Profile,
-    seed: int,
-    policy: Literal["live", "offset"],
-    advance: Callable[[int], None],
+    run: Run, targets: Sequence[reference.ReferenceTarget], advance: Callable[[int], None]
 ) -> tuple[CampaignResult, CampaignResult | None]:
+    profile, seed = run.profile, run.seed
     database = DATABASE if profile.remember else None
-    name = report_name(family, path)
+    name = report_name(run.family, run.path)
     result = run_campaign(name, targets, properties.ALL, profile, seed, database=database, progress=advance)
-    if policy == "offset" or result.partial:
+    if run.policy == "offset" or result.partial:
         return result, None
-    with (OFFSET_MASK_WITH_IMAGES.plant if path == "images" else nullcontext)():
+    with (OFFSET_MASK_WITH_IMAGES.plant if run.path == "images" else nullcontext)():
         control = run_campaign(
             f"{name}_control",
-            family_targets(family, "live" if path == "images" else "offset", profile, seed, path),
+            family_targets(run.family, "live" if run.path == "images" else "offset", profile, seed, run.path),
             [properties.BY_ID[CONTROL]],
             profile,
             seed,
-            progress=lambda _: INTERRUPTS.check(),
+            progress=lambda _: check(),
             first_only=True,
         )
     if control.partial:
@@ -131,22 +161,18 @@ def _measure(
 
 
 def _write(
-    family: str,
-    path: TargetPath,
+    run: Run,
     targets: Sequence[reference.ReferenceTarget],
-    policy: str,
     result: CampaignResult,
     control: CampaignResult | None,
-    used: dict[str, str],
-    out: Path,
-    command: str,
 ) -> dict[str, Any]:
-    replays = {bug.finding.property_id: _write_finding(bug, used, out) for bug in result.found}
+    used = versions()
+    replays = {bug.finding.property_id: _write_finding(bug, used, run.out) for bug in result.found}
     data = family_record(
         result,
-        family=family,
-        policy=policy,
-        path=path,
+        family=run.family,
+        policy=run.policy,
+        path=run.path,
         configurations=[
             {
                 "variant": target.variant.name,
@@ -159,11 +185,11 @@ def _write(
         control=control,
         device=reference.device(),
         versions=used,
-        command=command,
+        command=run.command,
         replays=replays,
-        limits=list(reference.limits(family, path)),
+        limits=list(reference.limits(run.family, run.path)),
     )
-    stem = out / "families" / report_name(family, path)
+    stem = run.out / "families" / report_name(run.family, run.path)
     write_atomically(stem.with_suffix(".json"), record_text(data))
     write_atomically(stem.with_suffix(".md"), family_markdown(data))
     return data
@@ -204,16 +230,23 @@ def _check_writable(out: Path, names: Sequence[str]) -> None:
             raise IsADirectoryError(errno.EISDIR, "is a folder, a report would go there", str(out / "families" / name))
 
 
+def check() -> None:
+    """KeyboardInterrupt when somebody asked for it, or nobody waits for this process any more."""
+    INTERRUPTS.check()
+    if orphaned():
+        raise KeyboardInterrupt
+
+
 @contextmanager
 def _progress(name: str, programs: int) -> Iterator[Callable[[int], None]]:
     """A bar on stderr where that is a terminal, else a line every half minute. Findings lead to further programs, so
     the total may grow."""
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or in_a_process():  # several bars would write over each other
         said = time.monotonic()
 
         def say(done: int) -> None:
             nonlocal said
-            INTERRUPTS.check()
+            check()
             if time.monotonic() - said >= SILENCE:
                 said = time.monotonic()
                 print(f"{name}: {done} of {max(programs, done)} programs", file=sys.stderr, flush=True)
@@ -225,7 +258,7 @@ def _progress(name: str, programs: int) -> Iterator[Callable[[int], None]]:
         task = bar.add_task(name, total=programs)
 
         def advance(done: int) -> None:
-            INTERRUPTS.check()
+            check()
             bar.update(task, completed=done, total=max(programs, done))
 
         yield advance

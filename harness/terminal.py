@@ -38,12 +38,12 @@ class Interrupts:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Let the block finish first: a report is written whole or not at all."""
-        self._deferred = True
+        """Let the block finish first: a report is written whole or not at all. Blocks may lie in each other."""
+        before, self._deferred = self._deferred, True
         try:
             yield
         finally:
-            self._deferred = False
+            self._deferred = before
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         self.requested = True

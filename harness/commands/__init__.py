@@ -1,5 +1,28 @@
-"""Groups of commands, one module each, and the error that all of them raise for input that cannot be used."""
+"""Groups of commands, one module each, what their options share, and the error of input that cannot be used."""
+
+from __future__ import annotations
+
+import argparse
+
+MOST_JOBS = 512
 
 
 class UsageError(Exception):
     """Input that cannot be used; the message is one line."""
+
+
+def jobs_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--jobs``; the namespace then holds a number, at least 1."""
+    parser.add_argument(
+        "--jobs", type=_jobs, default=1, metavar="N|auto", help="processes at once; auto: one a processor (default: 1)"
+    )
+
+
+def _jobs(text: str) -> int:
+    if text == "auto":
+        from harness.workers import processors
+
+        return processors()
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_JOBS:
+        raise argparse.ArgumentTypeError(f"must be auto or lie in [1, {MOST_JOBS}], got {text!r:.40}")
+    return int(text)

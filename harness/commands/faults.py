@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness.commands import UsageError
+from harness.commands import UsageError, jobs_option
 from harness.profiles import PROFILES
 
 
@@ -20,6 +20,7 @@ def register(commands: Any, device_option: Callable[[argparse.ArgumentParser], N
     faults.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default: 1)")
     faults.add_argument("--profile", choices=list(PROFILES), default="quick", help="budget (default: quick)")
     faults.add_argument("--out", type=Path, default=Path("reports"), metavar="DIR", help="default: reports")
+    jobs_option(faults)
     device_option(faults)
     faults.set_defaults(act=_faults)
 
@@ -63,15 +64,20 @@ def _faults(arguments: argparse.Namespace) -> int:
     hunts: list[Any] = []
     partial = False
     try:
-        for one in detection.hunt_all(faults, families, profile, seeds, INTERRUPTS.check):
+        for one in detection.hunt_all(faults, families, profile, seeds, arguments.jobs, arguments.device):
             hunts.append(one)
             told(one)
     except KeyboardInterrupt:  # what was measured is not lost
+        partial = True
+    except detection.Lost as error:
+        print(f"error: {error}", file=sys.stderr)
         partial = True
     if not hunts:
         if partial:
             raise KeyboardInterrupt
         raise UsageError(f"argument --only: none of these bugs can show in {', '.join(families)}")
+    order = {fault.id: number for number, fault in enumerate(faults)}
+    hunts.sort(key=lambda one: order[one.fault])  # they come as they end
     summary = detection.summarise(hunts)
     command = f"kv-harness faults --families {','.join(families)} --profile {profile.name} --seeds {arguments.seeds}"
     command += f" --only {','.join(fault.id for fault in faults)}" if arguments.only else ""

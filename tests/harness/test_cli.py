@@ -32,8 +32,9 @@ PROGRAM = Program((Prefill(6), TrimFront(2), Chunk(3)))
 
 @pytest.fixture(autouse=True)
 def _handler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """``main`` changes the handlers of two signals; and a run may write where it stands."""
+    """``main`` changes the handlers of two signals; and a run may write where it stands, and is never slow."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("harness.runner.SILENCE", float("inf"))
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in before.items():
@@ -168,6 +169,10 @@ def test_replay_of_what_is_no_trace(content: str | None, capsys: pytest.CaptureF
         (["run", "--profile", "huge"], "'huge'"),
         (["run", "--policy", "dead"], "'dead'"),
         (["run", "--progams", "3"], "--progams"),
+        (["run", "--jobs", "0"], "argument --jobs: must be auto or lie in [1, 512], got '0'"),
+        (["run", "--jobs", "-1"], "--jobs"),
+        (["run", "--jobs", "all"], "got 'all'"),
+        (["faults", "--jobs", "513"], "must be auto or lie in"),
     ],
 )
 def test_arguments_that_mean_nothing(

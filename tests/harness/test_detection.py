@@ -19,6 +19,7 @@ from harness.profiles import PROFILES
 from harness.reporting.kill_matrix import matrix_markdown
 from harness.targets.reference import FAMILIES, paths, targets
 from harness.terminal import INTERRUPTS
+from harness.workers import Died
 
 SMOKE = PROFILES["smoke"]
 BY_ID = {fault.id: fault for fault in ALL_FAULTS}
@@ -76,13 +77,32 @@ def test_a_survivor_is_not_found() -> None:
     assert summarise([made]).text() == "0 of 1 planted bugs found"
 
 
-def test_an_interrupt_is_not_a_survivor() -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        hunt(HARMLESS, "nemotron_nas", "text", SMOKE, 0, interrupt)
+def test_an_interrupt_is_not_a_survivor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert next(hunt_all([HARMLESS], ["nemotron_nas"], SMOKE, [0])).by is None
+    monkeypatch.setattr(INTERRUPTS, "requested", True)
+    with pytest.raises(KeyboardInterrupt):
+        hunt(HARMLESS, "nemotron_nas", "text", SMOKE, 0)
+
+
+def test_processes_find_what_one_finds() -> None:
+    faults = [BY_ID["mask-leaks-one-future-token"], BY_ID["trim-one-short"]]
+
+    def found(jobs: int) -> list[dict[str, Any]]:
+        hunts = hunt_all(faults, ["nemotron_nas"], SMOKE, [0, 1], jobs)
+        return sorted(({**one.to_json(), "seconds": 0} for one in hunts), key=str)
+
+    assert found(2) == found(1) and len(found(2)) == 4
+
+
+def test_a_bug_that_kills_its_process_is_named_and_the_rest_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    names = "mask-leaks-one-future-token,trim-one-short"
+    ended = [(0, [hunted("mask-leaks-one-future-token", "x", 0)]), (1, Died("SIGKILL"))]
+    monkeypatch.setattr(detection, "in_processes", lambda calls, jobs: iter(ended))
+    code, out, err = run(capsys, "--only", names, "--jobs", "2", "--out", str(tmp_path))
+    assert code == 1 and "1 of 1 planted bugs found" in out
+    assert err == "error: the process that planted trim-one-short died (SIGKILL)\n"
 
 
 def hunted(fault: str, run: str, seed: int, after: int | None = 2, by: str = "p") -> Hunt:
