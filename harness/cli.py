@@ -20,6 +20,8 @@ from typing import Any, NoReturn
 os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
 # TF32 on a GPU is not float32; the comparisons assume that it is.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
+# The witness's matrices are small: threads that wait for each other cost half of the time where others work as well.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from harness import __version__
 from harness.commands import UsageError, checkpoint, faults, jobs_option

@@ -3,9 +3,10 @@
 Every program that a campaign executes (with its comparison runs) is kept and executed again without the harness: the
 same model, caches and tokens, no probe, no ledger, no judging, no Hypothesis.  Prints per family: programs per second,
 bare forwards per second, the ratio of the harness's wall time to that of the bare forwards, and how much of this ratio
-are the two witnesses (one float64 forward and one forward without a cache, per program).
+are the two witnesses (one float64 forward and one forward without a cache, per program).  Then the same family in
+JOBS processes at once, each with a seed of its own: programs per second of all together.
 
-    python tests/bench/overhead.py [--profile quick] [--seed 0] [FAMILY ...]
+    python tests/bench/overhead.py [--profile quick] [--seed 0] [--jobs 2] [FAMILY ...]
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from harness.operations import (
 from harness.profiles import PROFILES
 from harness.tally import Tally
 from harness.targets.reference import FAMILIES, ReferenceTarget, targets
+from harness.workers import Died, in_processes
 from reference_models.engine import BatchPool, CannotTrim, enforce_max_kv_size
 
 
@@ -135,17 +137,28 @@ class _Bare(Tally):
         self.spent += time.perf_counter() - started
 
 
+def plain(family: str, profile: str, seed: int) -> tuple[int, float]:
+    """Programs and seconds of a campaign that nothing else is measured of."""
+    on = targets(family)
+    for target in on:  # building is not what is measured
+        target.open(("pool",)).forward(0, [1, 2])
+    result = run_campaign(family, on, properties.ALL, PROFILES[profile], seed)
+    return result.tally.coverage.programs, result.seconds
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", default=list(FAMILIES))
     parser.add_argument("--profile", choices=list(PROFILES), default="quick")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
     rows = []
     for family in arguments.families:
         warm = targets(family)
-        for target in warm:  # building is not what is measured
-            target.open(("pool",)).forward(0, [1, 2])
+        alone = plain(family, arguments.profile, arguments.seed)
+        calls = [(plain, (family, arguments.profile, arguments.seed + number)) for number in range(arguments.jobs)]
+        together = [made for _, made in in_processes(calls, arguments.jobs) if not isinstance(made, Died)]
         bare = _Bare()
         result = run_campaign(family, warm, properties.ALL, PROFILES[arguments.profile], arguments.seed, also=bare)
         programs, wall = result.tally.coverage.programs, result.seconds - bare.spent
@@ -154,14 +167,23 @@ def main() -> None:
                 family,
                 programs,
                 bare.forwards,
-                f"{programs / wall:.1f}",
+                f"{alone[0] / alone[1]:.1f}",
+                f"{sum(count / seconds for count, seconds in together):.1f}",
                 f"{bare.forwards / bare.bare:.0f}",
                 f"{wall / bare.bare:.2f}",
                 f"{bare.witness / bare.bare:.2f}",
                 f"{bare.cache_free / bare.bare:.2f}",
             ]
         )
-    headers = ["family", "programs", "forwards", "programs/s", "bare forwards/s", "harness wall / bare wall"]
+    headers = [
+        "family",
+        "programs",
+        "forwards",
+        "programs/s",
+        f"in {arguments.jobs} processes",
+        "bare forwards/s",
+        "harness wall / bare wall",
+    ]
     headers += ["of it float64 witness", "of it without a cache"]
     print(tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True))
 

