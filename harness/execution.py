@@ -30,6 +30,7 @@ from harness.operations import (
     Verify,
 )
 from harness.target import (
+    ArgumentsObservation,
     CacheLengths,
     CacheMemory,
     CacheRows,
@@ -97,6 +98,7 @@ class Step:
     copied: CopyObservation | None = None
     rows: tuple[int, ...] = ()
     refuses: bool = False
+    arguments: ArgumentsObservation | None = None  # None unless they are watched
 
     @property
     def acted(self) -> frozenset[int]:
@@ -118,7 +120,7 @@ class Execution:
     """A program in the making on one target. After an error the session is not to be trusted: ``stopped``.
 
     ``tell``: ask the caches after every operation (a run that is only compared by its logits need not); ``attention``:
-    have the values of attention calls told, from a target that can.
+    have the values of attention calls told, and arguments watched, by a target that can.
     """
 
     def __init__(
@@ -134,6 +136,9 @@ class Execution:
         self._session = target.open(owners)
         if attention and Capability.ATTENTION_VALUES in target.capabilities:
             self._session.tell_attention()
+        self._watches = attention and Capability.ARGUMENTS in target.capabilities
+        if self._watches:
+            self._session.watch_arguments()
 
     @property
     def ledgers(self) -> list[SequenceLedger]:
@@ -217,6 +222,7 @@ class Execution:
             copied=copied,
             rows=self._pool.batch,
             refuses=ledger.refused,
+            arguments=self._session.arguments() if self._watches else None,
         )
         if self._tell and step.error is None:
             step = replace(step, told=tuple(map(self._told, range(len(self.owners)))))
