@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -152,7 +152,7 @@ def _same_data(array: mx.array, was: mx.array) -> bool:
 
 
 def _address(array: mx.array) -> int:
-    return int(np.asarray(memoryview(array)).ctypes.data)
+    return int(np.asarray(memoryview(cast(Any, array))).ctypes.data)
 
 
 def _change(each: _Watched) -> list[ArgumentChange]:
