@@ -39,14 +39,14 @@ TRIMMED = Program((Prefill(4), Chunk(2), TrimFront(2), Decode(1)))
         (
             "a trim writes into keys given out",
             2,
-            "TrimFront(2): layer 4: the keys that the cache gave out changed in place "
-            "(entry [0, 0, 2, 0]): was 1, is 0",
+            "layer 4: the keys that the cache gave out changed in place (entry [0, 0, 2, 0]): was 1, is 0",
         ),
     ],
 )
 def test_what_was_written_into_is_told_with_its_place(bug: str, step: int, words: str) -> None:
     finding = judge(fake(bug), TRIMMED, PURE).finding
-    assert finding is not None and (finding.violation.step, finding.message) == (step, words)
+    assert finding is not None and finding.violation.step == step
+    assert finding.message.startswith(TRIMMED.operations[step].text()) and finding.message.endswith(words)
 
 
 @pytest.mark.parametrize(
