@@ -92,6 +92,7 @@ class Step:
     expected_removed: int | None = None  # None for an operation that removes nothing by nature
     removal: RemovalObservation | None = None
     told: tuple[Told, ...] = ()  # of every sequence, in order; () after an error
+    bystanders: tuple[tuple[int, Told], ...] = ()  # after an error: those that the operation is not about
     numbers: tuple[int, ...] = ()
     effective: bool | None = None  # None for other operations
     replaced: int | None = None
@@ -224,8 +225,12 @@ class Execution:
             refuses=ledger.refused,
             arguments=self._session.arguments() if self._watches else None,
         )
+        everybody = range(len(self.owners))
         if self._tell and step.error is None:
-            step = replace(step, told=tuple(map(self._told, range(len(self.owners)))))
+            step = replace(step, told=tuple(map(self._told, everybody)))
+        elif self._tell:
+            others = (index for index in everybody if index not in step.acted)
+            step = replace(step, bystanders=tuple((index, self._told(index)) for index in others))
         self.steps.append(step)
         return step
 

@@ -19,6 +19,7 @@ from harness.faults import (
     trims,
     widths,
     windows,
+    wiring,
 )
 from harness.faults.model import Fault
 
@@ -35,6 +36,7 @@ FAULTS: tuple[Fault, ...] = (
     + batches.FAULTS
     + batch_models.FAULTS
     + purity.FAULTS
+    + wiring.FAULTS
     + outputs.FAULTS
     + one_path.FAULTS
 )

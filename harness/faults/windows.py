@@ -60,6 +60,13 @@ FAULTS: tuple[Fault, ...] = (
         shown_on=_has_windows,
     ),
     Fault(
+        "window-one-too-narrow",
+        "a sliding window counts the query's own key twice",
+        _CONTENT,
+        _window(lambda window, cache: max(1, window - 1)),
+        shown_on=_has_windows,
+    ),
+    Fault(
         "window-counts-slots",
         "a sliding window counts the keys held, not positions, so behind kept sinks it reaches too far back",
         _CONTENT,
