@@ -62,6 +62,11 @@ def matrix_markdown(record: Mapping[str, Any]) -> str:
         for one in hunts
         if one["by"] is None
     ]
+    unnamed = [
+        f"- {escape(one['fault'])} in {escape(one['run'])}, seed {one['seed']}: {escape(one['by'])} alone finds it"
+        for one in hunts
+        if one["by"] is not None and not one["named"]
+    ]
     about = [
         (name, fault["breaks"], fault["summary"], fault["source"] or "-") for name, fault in record["faults"].items()
     ]
@@ -75,6 +80,7 @@ def matrix_markdown(record: Mapping[str, Any]) -> str:
         f"Profile {record['profile']}, seeds {seeds}, {escape(record['device'])}."
         + (" **Interrupted: not all were tried.**" if record["partial"] else ""),
         *(("## Survivors", "\n".join(survivors)) if survivors else ()),
+        *(("## Not found by the property that they name", "\n".join(unnamed)) if unnamed else ()),
         "## Found",
         table(("planted bug", "found by", *names), rows),
         cell,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -85,9 +86,10 @@ def test_an_interrupt_is_not_a_survivor() -> None:
     assert next(hunt_all([HARMLESS], ["nemotron_nas"], SMOKE, [0])).by is None
 
 
-def hunted(fault: str, run: str, seed: int, after: int | None = 2, by: str = "p") -> Hunt:
+def hunted(fault: str, run: str, seed: int, after: int | None = 2, by: str = "p", named: bool = True) -> Hunt:
     found = after is not None
-    return Hunt(fault, run, seed, by if found else None, after, 0.5 if found else None, 3 if found else None, "", "", 9)
+    seconds, operations = (0.5, 3) if found else (None, None)
+    return Hunt(fault, run, seed, by if found else None, after, seconds, operations, "", "", 9, named)
 
 
 def test_medians_are_over_what_was_found() -> None:
@@ -98,6 +100,32 @@ def test_medians_are_over_what_was_found() -> None:
     assert summary.text() == (
         "3 of 4 planted bugs found; median 0.50 s and 3 programs to the first sight, shrunk to 3 operations"
     )
+
+
+def test_what_its_own_property_missed_is_counted() -> None:
+    text = summarise([hunted("a", "x", 0), hunted("b", "x", 0, named=False)]).text()
+    assert text.startswith("2 of 2 planted bugs found, 1 of them not by the property that they name; median ")
+
+
+def test_the_property_that_a_bug_names_is_asked_alone() -> None:
+    """A wrong mask is reported first by its content; memory has nothing to say of it, and finite logits neither."""
+    leaks = BY_ID["mask-leaks-one-future-token"]
+    assert hunt(leaks, "nemotron_nas", "text", SMOKE, 0).named
+    for other, named in (("outputs_equal_the_witness", True), ("memory_is_given_back", False)):
+        made = hunt(dataclasses.replace(leaks, breaks=other), "nemotron_nas", "text", SMOKE, 0)
+        assert (made.by, made.named) == ("mask_shows_exactly_the_visible_set", named)
+
+
+def test_a_bug_that_its_property_misses_fails_the_command(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = dataclasses.replace(BY_ID["trim-reports-zero"], breaks="memory_is_given_back")
+    monkeypatch.setattr(harness.faults, "ALL_FAULTS", (wrong,))
+    code, out, _ = run(capsys, "--out", str(tmp_path))
+    found = "only trim_reports_what_it_removed finds it"
+    assert code == 1 and f"UNNAMED   trim-reports-zero in nemotron_nas, seed 0: {found}" in out
+    text = (tmp_path / "faults" / "kill-matrix.md").read_text()
+    assert "## Not found by the property that they name" in text and "Survivors" not in text
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
