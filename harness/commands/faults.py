@@ -80,7 +80,7 @@ def _faults(arguments: argparse.Namespace) -> int:
     command += f" --only {','.join(fault.id for fault in faults)}" if arguments.only else ""
     record = matrix_record(
         [one.to_json() for one in hunts],
-        faults={f.id: {"summary": f.summary, "breaks": f.breaks, "source": f.source} for f in faults},
+        faults={f.id: {"summary": f.summary, "layer": f.layer, "breaks": f.breaks, "source": f.source} for f in faults},
         summary={**vars(summary), "text": summary.text()},
         profile=profile.name,
         seeds=list(seeds),

@@ -12,7 +12,7 @@ from mlx import nn
 from harness.faults.model import Fault
 from harness.faults.patching import both, replacing
 from reference_models import qwen2_vision, qwen3_vision
-from reference_models.engine import BatchKVCache, KVCache
+from reference_models.engine import BatchKVCache, BatchPool, KVCache
 from reference_models.engine.batch_rows import BatchLengths
 from reference_models.engine.side import Side
 from reference_models.prompt import Prompt
@@ -96,6 +96,39 @@ def _advances(original: Any) -> Any:
     return update_and_fetch
 
 
+def _one_offset_for_all_layers() -> Plant:
+    """The caches of all layers hold one array of offsets, and each of them adds to it."""
+
+    def gathering(original: Any) -> Any:
+        def batch(self: Any, *given: Any) -> Any:
+            result = original(self, *given)
+            shared = [mx.array([[n] for n in self._batch[0].offsets], mx.int32)] if self._batch else []
+            for cache in self._batch:
+                cache.shared = shared
+            return result
+
+        return batch
+
+    def adding(original: Any) -> Any:
+        def update_and_fetch(self: Any, keys: mx.array, values: mx.array) -> Any:
+            grown = mx.array([[n] for n in self.prepared or (keys.shape[2],) * self.batch], mx.int32)
+            fetched = original(self, keys, values)
+            self.shared[0] = self.shared[0] + grown
+            return fetched
+
+        return update_and_fetch
+
+    def reading(original: Any) -> Any:
+        return property(lambda self: self.shared[0] if hasattr(self, "shared") else original.fget(self))
+
+    return both(
+        replacing(BatchPool, "batch", gathering),
+        replacing(BatchPool, "_on_row", gathering),
+        replacing(BatchKVCache, "update_and_fetch", adding),
+        replacing(BatchLengths, "offset", reading),
+    )
+
+
 def _fetches(keep: Callable[[mx.array], mx.array]) -> Plant:
     """A cache remembers ``keep(keys)`` of those that it gave out, and clears them in the next front trim."""
 
@@ -168,6 +201,7 @@ FAULTS: tuple[Fault, ...] = (
         _PURE,
         _embeds(_clears),
         _CALLER,
+        layer="model",
     ),
     Fault(
         "mask-written-by-a-layer",
@@ -175,6 +209,7 @@ FAULTS: tuple[Fault, ...] = (
         _PURE,
         _attends(_hides_the_oldest),
         "Shujun-He/RibonanzaNet#7",
+        layer="attention",
     ),
     Fault(
         "batch-offset-advanced-in-place",
@@ -182,12 +217,23 @@ FAULTS: tuple[Fault, ...] = (
         _PURE,
         both(replacing(BatchLengths, "offset", _one_offset), replacing(BatchKVCache, "update_and_fetch", _advances)),
         "ml-explore/mlx-lm#1806",
+        layer="batch",
+    ),
+    Fault(
+        "batch-one-offset-for-all-layers",
+        "the caches of all layers hold one array of offsets, and each append adds to it in place",
+        "positions_are_absolute",
+        _one_offset_for_all_layers(),
+        "ml-explore/mlx-lm#1097",
+        shown_on=lambda target: len(target.attention_layers) > 1,
+        layer="positions",
     ),
     Fault(
         "trim-clears-what-was-given-out",
         "a front trim clears the rows that it drops, in the array that attention was given",
         _PURE,
         _fetches(lambda keys: keys),
+        layer="cache",
     ),
     Fault(
         "full-ring-given-out",
@@ -195,6 +241,7 @@ FAULTS: tuple[Fault, ...] = (
         _PURE,
         replacing(Side, "live", _whole_buffers),
         shown_on=_rotates,
+        layer="cache",
     ),
 )
 
@@ -205,12 +252,14 @@ IMAGE_FAULTS: tuple[Fault, ...] = (
         _PURE,
         both(*(_looks_at(module.Tower, _scales) for module in (qwen2_vision, qwen3_vision))),
         _CALLER,
+        layer="images",
     ),
     Fault(
         "image-features-cleared-once-used",
         "a chunk clears the features that it took from the prompt, which a rollback or another sequence needs again",
         _PURE,
         replacing(Prompt, "lay_over", _consumes),
+        layer="images",
     ),
 )
 """Of the path with images alone."""

@@ -163,6 +163,7 @@ FAULTS: tuple[Fault, ...] = (
         _WIDTH,
         replacing(masks, "chunk_mask", _from_the_cursor),
         shown_on=lambda target: target.storage.startswith("rotating"),
+        layer="mask",
     ),
     Fault(
         "mask-of-another-layer",
@@ -170,6 +171,7 @@ FAULTS: tuple[Fault, ...] = (
         _WIDTH,
         _mask_of_another_layer,
         shown_on=_layers_differ,
+        layer="mask",
     ),
     Fault(
         "cache-index-counts-layers-without-one",
@@ -177,6 +179,7 @@ FAULTS: tuple[Fault, ...] = (
         "every_operation_completes",  # they have other numbers of heads
         replacing(nemotron_nas.Model, "__call__", _counts_every_layer),
         shown_on=_skips_layers,
+        layer="model",
     ),
     Fault(
         "refused-trim-clears-the-others",
@@ -184,6 +187,7 @@ FAULTS: tuple[Fault, ...] = (
         _ISOLATED,
         replacing(CachePool, "trim_front", _makes_room),
         shown_on=lambda target: any(target.rules),
+        layer="pool",
     ),
     Fault(
         "refused-trim-is-done-in-part",
@@ -191,6 +195,7 @@ FAULTS: tuple[Fault, ...] = (
         _LENGTHS,
         replacing(CachePool, "trim_front", _trims_what_it_can),
         shown_on=_layers_differ,
+        layer="pool",
     ),
     Fault(
         "an-error-clears-the-pool",
@@ -200,6 +205,7 @@ FAULTS: tuple[Fault, ...] = (
             replacing(KVCache, "update_and_fetch", _raises_when_empty),
             replacing(ReferenceSession, "forward", _clears_the_pool),
         ),
+        layer="pool",
     ),
 )
 
@@ -209,12 +215,14 @@ IMAGE_FAULTS: tuple[Fault, ...] = (
         "every chunk of a prompt gets the first of its position ids",
         _POSITIONS,
         replacing(Prompt, "lay_over", _ids_from_the_start),
+        layer="positions",
     ),
     Fault(
         "rope-delta-kept-across-turns",
         "behind a reset text is still moved by what the images of the turn before saved",
         _POSITIONS,
         replacing(ReferenceSession, "reset", _keeps_the_delta),
+        layer="positions",
     ),
 )
 """Of the path with images alone."""

@@ -24,7 +24,7 @@ def matrix_record(
     command: str,
     partial: bool,
 ) -> dict[str, Any]:
-    """All that the Markdown is made from. ``faults``: id -> summary, breaks, source; ``hunts``: see
+    """All that the Markdown is made from. ``faults``: id -> summary, layer, breaks, source; ``hunts``: see
     ``harness.detection.Hunt``; ``partial``: it was interrupted."""
     return {
         "schema": SCHEMA,
@@ -68,7 +68,8 @@ def matrix_markdown(record: Mapping[str, Any]) -> str:
         if one["by"] is not None and not one["named"]
     ]
     about = [
-        (name, fault["breaks"], fault["summary"], fault["source"] or "-") for name, fault in record["faults"].items()
+        (name, fault["layer"], fault["breaks"], fault["summary"], fault["source"] or "-")
+        for name, fault in record["faults"].items()
     ]
     cell = (
         "A cell: programs until it was first seen (p) and operations of the shrunk program (op), the most of any "
@@ -85,7 +86,7 @@ def matrix_markdown(record: Mapping[str, Any]) -> str:
         table(("planted bug", "found by", *names), rows),
         cell,
         "## The bugs",
-        table(("planted bug", "breaks", "what is wrong", "modelled on"), about),
+        table(("planted bug", "layer", "breaks", "what is wrong", "modelled on"), about),
         "## The same again",
         block(record["command"]),
         escape(record["summary"]["text"]) + ".",

@@ -7,14 +7,16 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import harness.faults
+import properties
 from harness import cli, detection
 from harness.detection import Hunt, hunt, hunt_all, runs_of, summarise
-from harness.faults import ALL_FAULTS, IMAGE_FAULTS, Fault, windows
+from harness.faults import ALL_FAULTS, IMAGE_FAULTS, VARIATIONS, Fault, windows
+from harness.faults.model import Layer
 from harness.faults.patching import replacing
 from harness.profiles import PROFILES
 from harness.reporting.kill_matrix import matrix_markdown
@@ -23,7 +25,8 @@ from harness.terminal import INTERRUPTS
 
 SMOKE = PROFILES["smoke"]
 BY_ID = {fault.id: fault for fault in ALL_FAULTS}
-HARMLESS = Fault("nothing-is-wrong", "the target is right", "every_operation_completes", contextlib.nullcontext)
+COMPLETES = "every_operation_completes"
+HARMLESS = Fault("nothing-is-wrong", "the target is right", COMPLETES, contextlib.nullcontext, layer="cache")
 
 
 def test_what_was_inherited_is_inherited_again() -> None:
@@ -44,8 +47,11 @@ def test_what_was_inherited_is_inherited_again() -> None:
     assert Heir().act() == 1
 
 
-def test_ids_are_unique() -> None:
+def test_ids_are_unique_and_every_bug_says_where_it_lives() -> None:
     assert len(BY_ID) == len(ALL_FAULTS)
+    assert [fault.id for fault in ALL_FAULTS if fault.layer not in get_args(Layer)] == []
+    assert {fault.breaks for fault in ALL_FAULTS} <= set(properties.BY_ID)
+    assert {(fault.layer, fault.breaks) for fault in VARIATIONS} == {(None, None)}
 
 
 @pytest.mark.parametrize("fault", ALL_FAULTS, ids=lambda fault: fault.id)
