@@ -69,3 +69,26 @@ class PositionCall:
 
     kind: str
     positions: np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class ArgumentChange:
+    """An array that somebody has written into. ``what`` it was given or given out as; ``call``: the number of the
+    attention layer, of arrays that belong to one; ``index`` of its first changed entry, which was ``was`` and is
+    ``now`` (with another shape: no index, and the shapes)."""
+
+    what: str
+    call: int | None
+    index: tuple[int, ...]
+    was: str
+    now: str
+
+
+@dataclass(frozen=True)
+class ArgumentsObservation:
+    """Of the arrays that the forwards of an operation were ``given`` or made for several layers, and of those still
+    ``held`` from the forward before the operation: how many were watched, and which are ``changed``."""
+
+    given: int = 0
+    held: int = 0
+    changed: tuple[ArgumentChange, ...] = ()

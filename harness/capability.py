@@ -42,6 +42,7 @@ class Capability(StrEnum):
     RESET = "a sequence can start again"
     BATCH = "several sequences in one forward"
     ATTENTION_VALUES = "what attention is given and gives"
+    ARGUMENTS = "arrays that are given and given out are watched"
     BYTES = "bytes that caches hold are told"
     WITNESS = "an independent witness of its family"
     CACHE_FREE = "one forward without a cache"

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import properties
-from harness.campaign import derive_seed, run_campaign
+from harness.campaign import CampaignResult, derive_seed, run_campaign
 from harness.faults import ALL_FAULTS, IMAGE_FAULTS, Fault
+from harness.judging import Property
 from harness.profiles import Profile
 from harness.runner import check, family_targets, report_name
 from harness.target import Path
@@ -27,7 +28,8 @@ class Lost(Exception):
 class Hunt:
     """One planted bug in one campaign with all properties.
 
-    ``by``: the property that reported it first; None: it survived. ``after``: programs, and ``seconds``, until it was
+    ``by``: the property that reported it first; None: it survived. ``named``: the property that the bug says it breaks
+    finds it too, without the others. ``after``: programs, and ``seconds``, until it was
     first seen. ``operations``: of the shrunk ``program``. ``programs``: run in all.
     """
 
@@ -41,6 +43,7 @@ class Hunt:
     program: str | None
     message: str | None
     programs: int
+    named: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -70,20 +73,22 @@ def hunt(
     an interrupt, rather than a result that was cut short.
     """
     name = report_name(family, path)
+
+    def search(judges: Sequence[Property]) -> CampaignResult:
+        found = run_campaign(
+            f"{name}_{fault.id}", targets, judges, profile, own_seed, first_only=True, progress=lambda _: check()
+        )
+        if found.partial and not found.found:
+            raise KeyboardInterrupt
+        return found
+
     with fault.plant():
         targets = [t for t in family_targets(family, "live", profile, seed, path) if fault.shown_on(t)]
         own_seed = derive_seed(seed, fault.id)
-        result = run_campaign(
-            f"{name}_{fault.id}",
-            targets,
-            properties.ALL,
-            profile,
-            own_seed,
-            first_only=True,
-            progress=lambda _: check(),
-        )
-    if result.partial and not result.found:
-        raise KeyboardInterrupt
+        result = search(properties.ALL)
+        by = [bug.finding.property_id for bug in result.found if bug.reproducible]
+        # Another property that reports it first may hide that this one is blind.
+        alone = result if not by or by[0] == fault.breaks else search([properties.BY_ID[fault.breaks or by[0]]])
     programs = result.tally.coverage.programs
     bug = next((bug for bug in result.found if bug.reproducible), None)
     if bug is None:
@@ -100,6 +105,7 @@ def hunt(
         str(finding.program),
         finding.message,
         programs,
+        named=any(bug.reproducible for bug in alone.found),
     )
 
 
@@ -149,10 +155,11 @@ def _hunts(fault: Fault, families: Sequence[str], profile: Profile, seeds: Seque
 
 @dataclass(frozen=True)
 class Summary:
-    """Of many hunts: how many killed, and the medians over those."""
+    """Of many hunts: how many killed, how many of those by the property named as well, and the medians over them."""
 
     hunts: int
     killed: int
+    named: int
     median_seconds: float | None
     median_programs: float | None
     median_operations: float | None
@@ -162,6 +169,8 @@ class Summary:
         told = f"{self.killed} of {self.hunts} planted bugs found"
         if not self.killed:
             return told
+        if self.named < self.killed:
+            told += f", {self.killed - self.named} of them not by the property that they name"
         return (
             f"{told}; median {self.median_seconds:.2f} s and {self.median_programs:g} programs to the first sight, "
             f"shrunk to {self.median_operations:g} operations"
@@ -175,4 +184,5 @@ def summarise(hunts: Sequence[Hunt]) -> Summary:
     def median(name: str) -> float | None:
         return statistics.median(getattr(one, name) for one in killed) if killed else None
 
-    return Summary(len(hunts), len(killed), median("seconds"), median("after"), median("operations"))
+    named = sum(one.named for one in killed)
+    return Summary(len(hunts), len(killed), named, median("seconds"), median("after"), median("operations"))

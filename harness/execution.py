@@ -30,6 +30,7 @@ from harness.operations import (
     Verify,
 )
 from harness.target import (
+    ArgumentsObservation,
     CacheLengths,
     CacheMemory,
     CacheRows,
@@ -91,12 +92,14 @@ class Step:
     expected_removed: int | None = None  # None for an operation that removes nothing by nature
     removal: RemovalObservation | None = None
     told: tuple[Told, ...] = ()  # of every sequence, in order; () after an error
+    bystanders: tuple[tuple[int, Told], ...] = ()  # after an error: those that the operation is not about
     numbers: tuple[int, ...] = ()
     effective: bool | None = None  # None for other operations
     replaced: int | None = None
     copied: CopyObservation | None = None
     rows: tuple[int, ...] = ()
     refuses: bool = False
+    arguments: ArgumentsObservation | None = None  # None unless they are watched
 
     @property
     def acted(self) -> frozenset[int]:
@@ -118,7 +121,7 @@ class Execution:
     """A program in the making on one target. After an error the session is not to be trusted: ``stopped``.
 
     ``tell``: ask the caches after every operation (a run that is only compared by its logits need not); ``attention``:
-    have the values of attention calls told, from a target that can.
+    have the values of attention calls told, and arguments watched, by a target that can.
     """
 
     def __init__(
@@ -134,6 +137,9 @@ class Execution:
         self._session = target.open(owners)
         if attention and Capability.ATTENTION_VALUES in target.capabilities:
             self._session.tell_attention()
+        self._watches = attention and Capability.ARGUMENTS in target.capabilities
+        if self._watches:
+            self._session.watch_arguments()
 
     @property
     def ledgers(self) -> list[SequenceLedger]:
@@ -217,9 +223,14 @@ class Execution:
             copied=copied,
             rows=self._pool.batch,
             refuses=ledger.refused,
+            arguments=self._session.arguments() if self._watches else None,
         )
+        everybody = range(len(self.owners))
         if self._tell and step.error is None:
-            step = replace(step, told=tuple(map(self._told, range(len(self.owners)))))
+            step = replace(step, told=tuple(map(self._told, everybody)))
+        elif self._tell:
+            others = (index for index in everybody if index not in step.acted)
+            step = replace(step, bystanders=tuple((index, self._told(index)) for index in others))
         self.steps.append(step)
         return step
 

@@ -87,6 +87,26 @@ class ProgramMachine(BatchRules):
     def trim_front(self, sequence: int, n: int, keep: int) -> None:
         self._apply(TrimFront(n, keep, self._sequence(sequence)))
 
+    @able(Capability.FRONT_TRIM, Capability.ROLLBACK)
+    @rule(
+        sequence=draw.sequences,
+        trims=draw.two_trims,
+        keep=draw.sinks,
+        tokens=draw.chunk_sizes,
+        everything=draw.rewinds,
+        times=draw.decode_times,
+    )
+    def trim_twice_and_roll_back(
+        self, sequence: int, trims: tuple[int, int], keep: int, tokens: int, everything: bool, times: int
+    ) -> None:
+        """Back to where the second trim was made, or to the first key that it left. By chance this would be rare."""
+        index = self._sequence(sequence)
+        self._apply(TrimFront(trims[0], keep, index))
+        self._apply(TrimFront(trims[1], sequence=index))
+        self._apply(Chunk(tokens, index))
+        self._apply(Rollback(10_000 if everything else tokens, index))
+        self._apply(Decode(times, index))
+
     @able(Capability.ENFORCE)
     @rule(
         sequence=draw.sequences,

@@ -45,7 +45,11 @@ decode_times = st.integers(1, 8)
 
 #: How many keys to drop: a few, or more than can be there (the clamp: trim to zero).
 trim_counts = weighted((7, st.integers(1, 12)), (2, st.integers(0, 64)), (1, st.just(10_000)))
+#: Few, so that the second finds something as well.
+two_trims = st.tuples(st.integers(1, 3), st.integers(1, 3))
 rollback_counts = weighted((6, st.integers(1, 6)), (2, st.integers(0, 32)), (1, st.just(10_000)))
+#: Of a rollback behind trims: of all keys that they left, or only of what came since?
+rewinds = weighted((3, st.just(False)), (1, st.just(True)))
 #: How many keys to drop while a prompt with images is still being read.
 early_trims = weighted((2, st.just(0)), (1, st.integers(1, 6)))
 sinks = weighted((3, st.just(0)), (2, st.integers(1, 6)), (1, st.just(10_000)))

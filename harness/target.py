@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
+from harness.calls import ArgumentChange as ArgumentChange
+from harness.calls import ArgumentsObservation as ArgumentsObservation
 from harness.calls import AttentionCall as AttentionCall
 from harness.calls import AttentionKind as AttentionKind
 from harness.calls import AttentionValues as AttentionValues
@@ -211,6 +213,15 @@ class Session(Protocol):
 
     def tell_attention(self) -> None:
         """From now on attention calls come with their ``values``. Capability ATTENTION_VALUES."""
+        ...
+
+    def watch_arguments(self) -> None:
+        """From now on ``arguments`` has something to say. Capability ARGUMENTS."""
+        ...
+
+    def arguments(self) -> ArgumentsObservation:
+        """Which arrays that were given to forwards, or given out by caches, have been written into since this was
+        asked last (or since ``watch_arguments``)."""
         ...
 
     def memory(self, sequence: int) -> tuple[CacheMemory, ...]:

@@ -18,6 +18,7 @@ from properties.masks import MaskKeyAxisEqualsLiveKeys, MaskShowsExactlyTheVisib
 from properties.memory import MemoryIsGivenBack
 from properties.outputs import OutputsEqualTheCacheFreeForward, OutputsEqualTheWitness
 from properties.positions import PositionsAreAbsolute
+from properties.purity import OperationsArePure
 from properties.reproducibility import SameProgramSameBytes, UntrimmedOutputsAreByteIdentical
 from properties.retold import ChunksEqualOneShot, RollbackEqualsNeverSpeculated
 from properties.rows import CachedRowsStayWhatTheyWere
@@ -38,6 +39,7 @@ ALL: tuple[Property, ...] = (
     EveryOperationCompletes(),
     EveryForwardGivesFiniteLogits(),
     SameProgramSameBytes(),
+    OperationsArePure(),
     AttentionEqualsFloat64(),
     UntrimmedOutputsAreByteIdentical(),
     BatchRowsEqualSoloRuns(),

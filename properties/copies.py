@@ -81,22 +81,26 @@ class ForksShareNothing(Property):
 
 class SequencesAreIsolated(Property):
     id = "sequences_are_isolated"
-    sentence = "An operation on one sequence never changes a byte or a length of another."
-    decisive_when = "an operation changes its sequence while another one holds keys"
+    sentence = (
+        "An operation on one sequence, also one that is refused or fails, never changes a byte or a length of another."
+    )
+    decisive_when = "an operation changes its sequence, is refused or raises, while another one holds keys"
     needs: ClassVar = _TOLD | {Capability.SEQUENCES}
 
     def judge_step(self, run: Execution, step: Step) -> Judgement | None:
-        if not step.told or not step.index:
+        if not step.index or isinstance(step.operation, Batch) or not (step.told or step.bystanders):
             return None
         before = run.steps[step.index - 1].told
+        now = step.bystanders or [(sequence, step.told[sequence]) for sequence in _others(run, step)]
         looked = decisive = 0
-        for sequence in _others(run, step):
+        for sequence, told in now:
             looked += 1
-            message = first_change(run.target.attention_layers, before[sequence], step.told[sequence])
+            message = first_change(run.target.attention_layers, before[sequence], told)
             if message is not None:
                 where = f"{_named(step)} changed sequence {sequence}"
                 return Judgement(looked, decisive + 1, violation=Violation(step.index, f"{where}: {message}"))
-            decisive += _changes(step) and bool(before[sequence].held)
+            acts = _changes(step) or step.refuses or step.error is not None
+            decisive += acts and bool(before[sequence].held)
         return Judgement(looked, decisive)
 
 

@@ -1,4 +1,5 @@
-"""``kv-harness faults``: does the harness find what it must? Exit code 1 if a planted bug survives."""
+"""``kv-harness faults``: does the harness find what it must? Exit code 1 if a planted bug survives, or is
+not found by the property that it names."""
 
 from __future__ import annotations
 
@@ -58,6 +59,8 @@ def _faults(arguments: argparse.Namespace) -> int:
     def told(one: Any) -> None:
         if one.by is None:
             print(f"SURVIVED  {one.fault} in {one.run}, seed {one.seed}: {one.programs} programs", flush=True)
+        elif not one.named:
+            print(f"UNNAMED   {one.fault} in {one.run}, seed {one.seed}: only {one.by} finds it", flush=True)
         elif sys.stderr.isatty():
             print(f"found     {one.fault} in {one.run}, seed {one.seed}", file=sys.stderr)
 
@@ -83,7 +86,7 @@ def _faults(arguments: argparse.Namespace) -> int:
     command += f" --only {','.join(fault.id for fault in faults)}" if arguments.only else ""
     record = matrix_record(
         [one.to_json() for one in hunts],
-        faults={f.id: {"summary": f.summary, "breaks": f.breaks, "source": f.source} for f in faults},
+        faults={f.id: {"summary": f.summary, "layer": f.layer, "breaks": f.breaks, "source": f.source} for f in faults},
         summary={**vars(summary), "text": summary.text()},
         profile=profile.name,
         seeds=list(seeds),
@@ -100,7 +103,7 @@ def _faults(arguments: argparse.Namespace) -> int:
         raise UsageError(f"cannot write reports: {folder}: {error.strerror or error}") from error
     print(f"kill matrix in {folder / 'kill-matrix.md'}")
     print(("interrupted; " if partial else "") + summary.text())
-    return int(partial or summary.killed < summary.hunts)
+    return int(partial or summary.named < summary.hunts)
 
 
 def _chosen(option: str, given: str | None, known: list[str]) -> list[str]:

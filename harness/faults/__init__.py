@@ -13,11 +13,13 @@ from harness.faults import (
     kinds,
     one_path,
     outputs,
+    purity,
     reference,
     states,
     trims,
     widths,
     windows,
+    wiring,
 )
 from harness.faults.model import Fault
 
@@ -33,14 +35,21 @@ FAULTS: tuple[Fault, ...] = (
     + kernels.FAULTS
     + batches.FAULTS
     + batch_models.FAULTS
+    + purity.FAULTS
+    + wiring.FAULTS
     + outputs.FAULTS
     + one_path.FAULTS
 )
 IMAGE_FAULTS: tuple[Fault, ...] = (
-    images.IMAGE_FAULTS + copies.IMAGE_FAULTS + batch_models.IMAGE_FAULTS + image_outputs.FAULTS
+    images.IMAGE_FAULTS + copies.IMAGE_FAULTS + batch_models.IMAGE_FAULTS + purity.IMAGE_FAULTS + image_outputs.FAULTS
 )
 VARIATIONS: tuple[Fault, ...] = (
-    reference.VARIATIONS + copies.VARIATIONS + batches.VARIATIONS + batch_models.VARIATIONS + one_path.VARIATIONS
+    reference.VARIATIONS
+    + copies.VARIATIONS
+    + batches.VARIATIONS
+    + batch_models.VARIATIONS
+    + purity.VARIATIONS
+    + one_path.VARIATIONS
 )
 OF_OUTPUTS: tuple[Fault, ...] = outputs.FAULTS + one_path.FAULTS + image_outputs.FAULTS
 """Those that show in the logits alone."""

@@ -164,6 +164,7 @@ FAULTS: tuple[Fault, ...] = (
         _CONTENT,
         _mask(_shows_the_padding),
         "ml-explore/mlx-lm#1906",
+        layer="mask",
     ),
     Fault(
         "batch-decode-without-a-mask",
@@ -171,6 +172,7 @@ FAULTS: tuple[Fault, ...] = (
         _CONTENT,
         _mask(_none_for_one_token),
         "OpenNMT/OpenNMT-py#2532",
+        layer="mask",
     ),
     Fault(
         "batch-mask-without-heads",
@@ -178,6 +180,7 @@ FAULTS: tuple[Fault, ...] = (
         _CONTENT,
         _mask(_without_heads),
         "hyunwoongko/transformer#32",
+        layer="mask",
     ),
     Fault(
         "batch-rotates-as-the-longest-row",
@@ -188,6 +191,7 @@ FAULTS: tuple[Fault, ...] = (
             replacing(rope, "text_position_ids", _ids_of_the_longest),
         ),
         "unslothai/unsloth#3699",
+        layer="positions",
     ),
     Fault(
         "batch-query-scale-of-the-first-row",
@@ -196,12 +200,14 @@ FAULTS: tuple[Fault, ...] = (
         replacing(rope, "positions_from", _positions_of_the_first),
         "ml-explore/mlx-lm#671",
         shown_on=_scales_queries,
+        layer="positions",
     ),
     Fault(
         "batch-norms-of-the-first-row",
         "in a batch norms divide every row by the size of the first one",
         _SOLO,
         both(*(replacing(norm, "__call__", _norm_of_the_first) for norm in (nn.RMSNorm, nn.LayerNorm))),
+        layer="model",
     ),
     Fault(
         "batch-absorbed-decode-loses-the-mask",
@@ -209,6 +215,7 @@ FAULTS: tuple[Fault, ...] = (
         _SOLO,
         replacing(mistral4.LatentAttention, "_attend_absorbed", _loses_the_mask),
         shown_on=_caches_latents,
+        layer="attention",
     ),
 )
 
@@ -219,6 +226,7 @@ IMAGE_FAULTS: tuple[Fault, ...] = (
         _POSITIONS,
         replacing(rope, "text_position_ids", _delta_of_the_first),
         "Blaizzy/mlx-vlm#1095",
+        layer="positions",
     ),
 )
 """Of the path with images alone."""

@@ -9,9 +9,8 @@ from typing import Any
 import mlx.core as mx
 
 from harness.faults.model import Fault
-from harness.faults.patching import both, replacing
+from harness.faults.patching import replacing
 from reference_models.engine import BatchKVCache, BatchPool, KVCache, batch_cache
-from reference_models.engine.batch_rows import BatchLengths
 from reference_models.engine.pool import TrimReport
 
 _KEEP = "batches_keep_their_rows"
@@ -167,39 +166,6 @@ def _moves_the_shared_end(original: Any) -> Any:
     return rollback
 
 
-def _one_offset_for_all_layers() -> Plant:
-    """The caches of all layers hold one array of offsets, and each of them adds to it."""
-
-    def gathering(original: Any) -> Any:
-        def batch(self: Any, *given: Any) -> Any:
-            result = original(self, *given)
-            shared = [mx.array([[n] for n in self._batch[0].offsets], mx.int32)] if self._batch else []
-            for cache in self._batch:
-                cache.shared = shared
-            return result
-
-        return batch
-
-    def adding(original: Any) -> Any:
-        def update_and_fetch(self: Any, keys: mx.array, values: mx.array) -> Any:
-            grown = mx.array([[n] for n in self.prepared or (keys.shape[2],) * self.batch], mx.int32)
-            fetched = original(self, keys, values)
-            self.shared[0] = self.shared[0] + grown
-            return fetched
-
-        return update_and_fetch
-
-    def reading(original: Any) -> Any:
-        return property(lambda self: self.shared[0] if hasattr(self, "shared") else original.fget(self))
-
-    return both(
-        replacing(BatchPool, "batch", gathering),
-        replacing(BatchPool, "_on_row", gathering),
-        replacing(BatchKVCache, "update_and_fetch", adding),
-        replacing(BatchLengths, "offset", reading),
-    )
-
-
 def _garbage_in_the_padding(original: Any) -> Any:
     def gathered(side: Any, rows: Sequence[int], kept: Sequence[Sequence[range]], slots: int) -> Any:
         moved = original(side, rows, kept, slots)
@@ -217,24 +183,28 @@ FAULTS: tuple[Fault, ...] = (
         _KEEP,
         _stacking(lambda slots, longest, offset, live: min(longest - offset, slots - live)),
         "vllm-project/vllm-metal#117",
+        layer="batch",
     ),
     Fault(
         "batch-joined-at-the-left",
         "rows that join start in the first slot, and the padding lies behind them",
         _KEEP,
         _stacking(lambda slots, longest, offset, live: 0),
+        layer="batch",
     ),
     Fault(
         "batch-right-padding-is-kept",
         "what pads a short row at the right goes into the cache, and into its offset",
         _LENGTHS,
         replacing(BatchKVCache, "update_and_fetch", _padding_counts),
+        layer="batch",
     ),
     Fault(
         "batch-right-padding-stays-in-the-middle",
         "behind a ragged chunk rows are not aligned anew: offsets are right, and slots are not",
         _ROWS,
         replacing(BatchKVCache, "update_and_fetch", _padding_stays),
+        layer="batch",
     ),
     Fault(
         "batch-filter-keeps-the-slots",
@@ -242,12 +212,14 @@ FAULTS: tuple[Fault, ...] = (
         _KEEP,
         replacing(BatchKVCache, "filter", _keeps_the_slots),
         "Blaizzy/mlx-vlm#1889",
+        layer="batch",
     ),
     Fault(
         "batch-filter-keeps-the-next-row",
         "when a row leaves, each of those that stay is given the keys of the row behind it",
         _KEEP,
         replacing(BatchKVCache, "filter", _keeps_the_next),
+        layer="batch",
     ),
     Fault(
         "batch-filter-keeps-the-scales",
@@ -255,12 +227,14 @@ FAULTS: tuple[Fault, ...] = (
         _KEEP,
         replacing(BatchKVCache, "filter", _keeps_the_scales),
         shown_on=_is_int8,
+        layer="batch",
     ),
     Fault(
         "batch-extract-takes-the-next-row",
         "who leaves a batch is given the lengths of its own row and the keys of the next one",
         _KEEP,
         replacing(BatchKVCache, "extract", _takes_the_next),
+        layer="batch",
     ),
     Fault(
         "batch-extract-takes-the-padding",
@@ -268,12 +242,14 @@ FAULTS: tuple[Fault, ...] = (
         _LENGTHS,
         replacing(BatchKVCache, "extract", _takes_the_padding),
         "ml-explore/mlx-lm#1746",
+        layer="batch",
     ),
     Fault(
         "batch-extract-forgets-live-start",
         "who leaves a batch stands at the number of its keys, whatever was trimmed before",
         _LENGTHS,
         replacing(BatchKVCache, "extract", _forgets_what_was_trimmed),
+        layer="batch",
     ),
     Fault(
         "batch-trim-of-all-rows",
@@ -281,6 +257,7 @@ FAULTS: tuple[Fault, ...] = (
         "sequences_are_isolated",
         replacing(BatchPool, "_on_row", _on_all_rows),
         "ml-explore/mlx-lm#873",
+        layer="batch",
     ),
     Fault(
         "batch-rollback-moves-the-shared-end",
@@ -288,14 +265,7 @@ FAULTS: tuple[Fault, ...] = (
         _ROWS,
         replacing(BatchKVCache, "rollback", _moves_the_shared_end),
         "Blaizzy/mlx-vlm#1155",
-    ),
-    Fault(
-        "batch-one-offset-for-all-layers",
-        "the caches of all layers hold one array of offsets, and each append adds to it in place",
-        "positions_are_absolute",
-        _one_offset_for_all_layers(),
-        "ml-explore/mlx-lm#1097",
-        shown_on=lambda target: len(target.attention_layers) > 1,
+        layer="batch",
     ),
 )
 

@@ -78,6 +78,7 @@ FAULTS: tuple[Fault, ...] = (
         "forks_share_nothing",
         replacing(BlockPool, "own", _writes_to_shared_blocks),
         shown_on=_paged,
+        layer="cache",
     ),
     Fault(
         "block-not-counted-for-its-copy",
@@ -85,6 +86,7 @@ FAULTS: tuple[Fault, ...] = (
         "forks_share_nothing",
         _uncounted,
         shown_on=_paged,
+        layer="cache",
     ),
     Fault(
         "front-trim-forgets-its-place-in-the-block",
@@ -92,6 +94,7 @@ FAULTS: tuple[Fault, ...] = (
         _ROWS,
         replacing(PagedKVCache, "_slots", _forgets_its_place),
         shown_on=_paged,
+        layer="cache",
     ),
     Fault(
         "wrong-block-behind-a-rollback",
@@ -99,5 +102,6 @@ FAULTS: tuple[Fault, ...] = (
         _ROWS,
         replacing(PagedKVCache, "_truncate", _counts_blocks_as_slots),
         shown_on=_paged,
+        layer="cache",
     ),
 )

@@ -138,42 +138,49 @@ FAULTS: tuple[Fault, ...] = (
         "a snapshot has its own lengths and the buffers of the sequence: what is written in place shows in it",
         _SNAPSHOT,
         replacing(CachePool, "snapshot", _keeps_the_buffers),
+        layer="pool",
     ),
     Fault(
         "restore-hands-out-the-snapshot",
         "a restored sequence goes on with the snapshot itself, so a second restore gives back another state",
         _SNAPSHOT,
         replacing(CachePool, "restore", _hands_out_the_snapshot),
+        layer="pool",
     ),
     Fault(
         "restore-forgets-live-start",
         "a restored sequence starts at position 0, whatever was trimmed before its snapshot",
         _SNAPSHOT,
         replacing(CachePool, "restore", _forgets_live_start),
+        layer="pool",
     ),
     Fault(
         "trim-reaches-the-snapshots",
         "a front trim of a sequence trims what is in the slots as well",
         _SNAPSHOT,
         replacing(CachePool, "trim_front", _trims_the_slots),
+        layer="pool",
     ),
     Fault(
         "fork-shares-the-buffers",
         "a fork has its own lengths and the buffers of its source: both write into the same slots",
         _FORK,
         replacing(CachePool, "fork", _shares_the_buffers),
+        layer="pool",
     ),
     Fault(
         "fork-leaves-the-scales",
         "a fork copies the rows of an Int8 cache and not their scales",
         _FORK,
         replacing(CachePool, "fork", _leaves_the_scales),
+        layer="pool",
     ),
     Fault(
         "trim-reaches-every-sequence",
         "a front trim of a sequence trims all that the pool owns",
         "sequences_are_isolated",
         replacing(CachePool, "trim_front", _trims_every_sequence),
+        layer="pool",
     ),
 )
 
@@ -183,18 +190,21 @@ IMAGE_FAULTS: tuple[Fault, ...] = (
         "a fork takes over the caches of a prompt with images and not where its tokens stand",
         "positions_are_absolute",
         replacing(ReferenceSession, "fork", _forgets_the_prompt),
+        layer="images",
     ),
     Fault(
         "restore-forgets-the-prompt",
         "a restored sequence keeps the prompt that it had in between",
         "positions_are_absolute",
         replacing(ReferenceSession, "restore", _forgets_the_prompt),
+        layer="images",
     ),
     Fault(
         "reset-keeps-the-prompt",
         "behind a reset the tokens of the old prompt are still expected",
         "every_operation_completes",
         replacing(ReferenceSession, "reset", _forgets_the_prompt),
+        layer="images",
     ),
 )
 """Of the path with images alone."""

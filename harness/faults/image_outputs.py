@@ -95,30 +95,35 @@ FAULTS: tuple[Fault, ...] = (
         _CACHE_FREE,
         _overlaid(_deepstack_at_the_start_only),
         shown_on=_has_deepstack,
+        layer="images",
     ),
     Fault(
         "features-at-live-positions",
         "after a trim a chunk takes the image features of another part of the prompt",
         _CACHE_FREE,
         _features_at_live_positions,
+        layer="images",
     ),
     Fault(
         "placeholders-in-a-later-chunk",
         "the part of an image that a later chunk brings keeps the embeddings of the placeholder",
         _CACHE_FREE,
         _overlaid(_text_in_a_later_chunk),
+        layer="images",
     ),
     Fault(
         "other-sections-in-a-later-chunk",
         "the right ids turn the wrong pairs (chunked for interleaved, or the other way round)",
         _CACHE_FREE,
         replacing(rope, "mrope_angles", _other_sections),
+        layer="positions",
     ),
     Fault(
         "features-a-token-late",
         "the features of an image stand one token behind their place",
         _WITNESS,
         replacing(prompts, "_scattered", _a_token_late),
+        layer="images",
     ),
 )
 """As in ``harness.faults.outputs``: no other property finds one of these."""

@@ -90,6 +90,7 @@ IMAGE_FAULTS: tuple[Fault, ...] = (
         "behind a prompt with images the mask is sized by the offset, on plain text by the live length",
         "mask_key_axis_equals_live_keys",
         replacing(MRopeDecoder, "__call__", _offset_mask),
+        layer="mask",
     ),
     Fault(
         "rope-delta-forgotten",
@@ -97,18 +98,21 @@ IMAGE_FAULTS: tuple[Fault, ...] = (
         "positions_are_absolute",
         replacing(rope, "text_position_ids", _no_delta),
         "Blaizzy/mlx-vlm#1527",
+        layer="positions",
     ),
     Fault(
         "text-ids-in-a-later-chunk",
         "the part of an image that a later chunk brings gets the ids of text",
         "positions_are_absolute",
         replacing(Prompt, "lay_over", _text_ids_in_a_later_chunk),
+        layer="positions",
     ),
     Fault(
         "rope-delta-survives-a-rollback",
         "a rollback into an image leaves the delta of the whole prompt",
         "positions_are_absolute",
         replacing(Prompt, "cut", _keeps_its_delta),
+        layer="positions",
     ),
     Fault(
         "prompt-survives-a-rollback",
@@ -116,6 +120,7 @@ IMAGE_FAULTS: tuple[Fault, ...] = (
         "every_operation_completes",
         replacing(Prompt, "cut", _is_not_cut),
         "Blaizzy/mlx-vlm#756 (positions of an earlier prompt were used on)",
+        layer="images",
     ),
     Fault(
         "one-rope-delta-for-all-sequences",
@@ -123,6 +128,7 @@ IMAGE_FAULTS: tuple[Fault, ...] = (
         "positions_are_absolute",
         _one_delta_for_all,
         "Blaizzy/mlx-vlm#1143",
+        layer="positions",
     ),
 )
 """Each is found on the path with images by the property that it names, and cannot be found on the text path."""

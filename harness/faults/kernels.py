@@ -34,11 +34,13 @@ FAULTS: tuple[Fault, ...] = (
         "attention over more than 8 keys multiplies scores by another number",
         _FLOAT64,
         replacing(mx.fast, "scaled_dot_product_attention", _scale_off),
+        layer="attention",
     ),
     Fault(
         "kernel-reads-a-value-twice",
         "where the keys fill a block of 4, attention takes the last but one value in the place of the last",
         _FLOAT64,
         replacing(mx.fast, "scaled_dot_product_attention", _last_value_of_a_block),
+        layer="attention",
     ),
 )

@@ -149,6 +149,7 @@ FAULTS: tuple[Fault, ...] = (
         _made_with(RotatingKVCache, lambda window, *rest: (window + 1, *rest)),
         "ml-explore/mlx-lm#390",
         shown_on=_rotating,
+        layer="cache",
     ),
     Fault(
         "ring-one-too-small",
@@ -156,6 +157,7 @@ FAULTS: tuple[Fault, ...] = (
         _LENGTHS,
         _made_with(RotatingKVCache, lambda window, sinks=0, *rest: (max(window - 1, sinks + 1), sinks, *rest)),
         shown_on=lambda target: any(rule and rule.window and rule.window - rule.sinks > 1 for rule in target.rules),
+        layer="cache",
     ),
     Fault(
         "ring-never-cuts",
@@ -163,6 +165,7 @@ FAULTS: tuple[Fault, ...] = (
         _LENGTHS,
         _seen(_no_cut),
         shown_on=_ruled,
+        layer="cache",
     ),
     Fault(
         "ring-cut-skipped-for-one-token",
@@ -170,6 +173,7 @@ FAULTS: tuple[Fault, ...] = (
         _LENGTHS,
         replacing(RuledKVCache, "update_and_fetch", _no_cut_for_one_token),
         shown_on=_ruled,
+        layer="cache",
     ),
     Fault(
         "ring-cursor-one-off",
@@ -177,6 +181,7 @@ FAULTS: tuple[Fault, ...] = (
         _CACHE_FREE,
         replacing(RotatingKVCache, "_overwritten", _cursor_one_off),
         shown_on=lambda target: any(rule and rule.window and rule.window - rule.sinks > 1 for rule in target.rules),
+        layer="cache",
     ),
     Fault(
         "ring-taken-for-rows-in-order",
@@ -184,6 +189,7 @@ FAULTS: tuple[Fault, ...] = (
         _ROWS,
         replacing(RuledKVCache, "_keep", _order_of_slots),
         shown_on=_rotating,
+        layer="cache",
     ),
     Fault(
         "ring-rolls-back-across-its-turn",
@@ -192,6 +198,7 @@ FAULTS: tuple[Fault, ...] = (
         replacing(RuledKVCache, "check_rollback", _never_refuses),
         "ml-explore/mlx-swift-lm#424 (a rewind of a wrapped window silently did nothing)",
         shown_on=_ruled,
+        layer="cache",
     ),
     Fault(
         "ring-refuses-once-turned",
@@ -199,6 +206,7 @@ FAULTS: tuple[Fault, ...] = (
         _REPORTS,
         replacing(RuledKVCache, "check_rollback", _refuses_when_turned),
         shown_on=_ruled,
+        layer="cache",
     ),
     Fault(
         "ring-loses-its-sinks",
@@ -206,6 +214,7 @@ FAULTS: tuple[Fault, ...] = (
         _LENGTHS,
         _made_with(RotatingKVCache, lambda window, sinks=0, *rest: (window, 0, *rest)),
         shown_on=_has_sinks,
+        layer="cache",
     ),
     Fault(
         "sinks-beside-the-window",
@@ -213,6 +222,7 @@ FAULTS: tuple[Fault, ...] = (
         _LENGTHS,
         _made_with(RotatingKVCache, lambda window, sinks=0, *rest: (window + sinks, sinks, *rest)),
         shown_on=_has_sinks,
+        layer="cache",
     ),
     Fault(
         "ring-trimmed-by-slots",
@@ -220,6 +230,7 @@ FAULTS: tuple[Fault, ...] = (
         _LENGTHS,
         replacing(RuledKVCache, "trim_front", _trims_slots),
         shown_on=lambda target: _ruled(target) and not _has_sinks(target),
+        layer="cache",
     ),
     Fault(
         "mask-forgets-the-rule-of-the-cache",
@@ -227,6 +238,7 @@ FAULTS: tuple[Fault, ...] = (
         _CONTENT,
         _mask_of(lambda rule: VisibilityRule()),
         shown_on=_ruled,
+        layer="mask",
     ),
     Fault(
         "chunk-one-too-long",
@@ -234,6 +246,7 @@ FAULTS: tuple[Fault, ...] = (
         _LENGTHS,
         _made_with(ChunkedKVCache, lambda chunk, *rest: (chunk + 1, *rest)),
         shown_on=_chunked,
+        layer="cache",
     ),
     Fault(
         "earlier-chunks-stay",
@@ -241,5 +254,6 @@ FAULTS: tuple[Fault, ...] = (
         _LENGTHS,
         replacing(VisibilityRule, "before", _never_drops_a_chunk),
         shown_on=_chunked,
+        layer="cache",
     ),
 )

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+Layer = Literal["mask", "positions", "attention", "cache", "pool", "batch", "model", "images"]
+"""Where a bug lives: in how masks or positions are made, in attention, in a cache, in what keeps the caches of many
+sequences, in a cache of a batch, in the rest of a model, or in what is kept of images."""
 
 
 @dataclass(frozen=True)
@@ -14,7 +18,8 @@ class Fault:
 
     ``breaks``: id of the property that must find it; None for a harmless variation, which no property may report.
     ``source``: the public report that it is modelled on, or "" for one of our own.  ``plant()``: a context manager;
-    while it is open the reference engine has the bug.  ``shown_on(target)``: can it show there at all?
+    while it is open the reference engine has the bug.  ``shown_on(target)``: can it show there at all?  ``layer``: the
+    one it lives in; None for a variation.
     """
 
     id: str
@@ -23,3 +28,4 @@ class Fault:
     plant: Callable[[], AbstractContextManager[None]]
     source: str = ""
     shown_on: Callable[[Any], bool] = lambda target: True
+    layer: Layer | None = None

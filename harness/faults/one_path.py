@@ -171,6 +171,7 @@ FAULTS: tuple[Fault, ...] = (
         "scores are a tenth larger once something was trimmed",
         _CACHE_FREE,
         _scale_after_a_trim(),
+        layer="attention",
     ),
     Fault(
         "heads-grouped-in-turn-in-chunks",
@@ -178,12 +179,14 @@ FAULTS: tuple[Fault, ...] = (
         _WITNESS,
         replacing(layers.GroupedAttention, "__call__", _heads_in_turn),
         shown_on=_shares_heads,
+        layer="attention",
     ),
     Fault(
         "norm-without-weight-for-one-token",
         "the path for a single token leaves out the weights of the norms",
         _CACHE_FREE,
         _norms_without_weight(),
+        layer="model",
     ),
     Fault(
         "latent-not-normed-on-later-writes",
@@ -194,6 +197,7 @@ FAULTS: tuple[Fault, ...] = (
             replacing(latent.LatentAttention, "__call__", _latent_not_normed),
         ),
         shown_on=_is_latent,
+        layer="model",
     ),
     Fault(
         "query-scale-by-live-length-in-chunks",
@@ -201,6 +205,7 @@ FAULTS: tuple[Fault, ...] = (
         _CACHE_FREE,
         replacing(mistral4.LatentAttention, "__call__", _scale_by_live_length),
         shown_on=_scales_queries,
+        layer="positions",
     ),
     Fault(
         "another-expert-for-one-token",
@@ -208,6 +213,7 @@ FAULTS: tuple[Fault, ...] = (
         _CACHE_FREE,
         replacing(moe.TopKRouter, "__call__", _another_expert),
         shown_on=_has_experts,
+        layer="model",
     ),
 )
 """No property but the two of the outputs finds one of these: a test insists."""

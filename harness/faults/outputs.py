@@ -107,24 +107,28 @@ FAULTS: tuple[Fault, ...] = (
         "behind a front trim the values of a chunk are written in reverse, its keys are not",
         _CACHE_FREE,
         _written(_values_reversed),
+        layer="cache",
     ),
     Fault(
         "sinks-without-values",
         "attention gets zeros for the values of kept sinks",
         _CACHE_FREE,
         _fetched(_sinks_zeroed),
+        layer="cache",
     ),
     Fault(
         "cached-keys-turned-once-more",
         "after a front trim the keys held are rotated again when they are fetched",
         _CACHE_FREE,
         _fetched(_turned_again),
+        layer="cache",
     ),
     Fault(
         "rejected-row-survives",
         "the first token behind a rollback keeps the row of the token that was rejected",
         _CACHE_FREE,
         _keeps_a_rejected_row(),
+        layer="cache",
     ),
     Fault(
         "one-int8-scale-for-all-heads",
@@ -132,6 +136,7 @@ FAULTS: tuple[Fault, ...] = (
         "outputs_equal_the_witness",
         replacing(storage, "quantise_rows", _one_scale_for_all_heads),
         shown_on=_rounds_several_heads,
+        layer="cache",
     ),
 )
 """No property but the two of the outputs finds one of these: a test insists."""

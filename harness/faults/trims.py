@@ -134,30 +134,35 @@ FAULTS: tuple[Fault, ...] = (
         _LENGTHS,
         replacing(KVCache, "trim_front", _trims(lambda cache, n, keep: (max(0, min(n, cache.live_len) - 1), keep))),
         "nicedreamzapp/claude-code-local#47 (a trim by another number than that of the tokens held)",
+        layer="cache",
     ),
     Fault(
         "trim-one-too-many",
         "trim_front drops one key more than it says",
         _LENGTHS,
         replacing(KVCache, "trim_front", _trims(lambda cache, n, keep: (n + 1 if n else 0, keep))),
+        layer="cache",
     ),
     Fault(
         "trim-ignores-sinks",
         "trim_front drops the oldest keys whatever it was told to keep",
         _ROWS,
         replacing(KVCache, "trim_front", _trims(lambda cache, n, keep: (n, 0))),
+        layer="cache",
     ),
     Fault(
         "bound-keeps-no-sinks",
         "the second generation of enforce_max_kv_size forgets its sinks",
         _ROWS,
         replacing(scheduler, "_SINKS", lambda sinks: 0),
+        layer="pool",
     ),
     Fault(
         "trim-to-zero-starts-again",
         "a cache that was trimmed to nothing starts again at position 0",
         _LENGTHS,
         replacing(KVCache, "trim_front", _resets_at_zero),
+        layer="cache",
     ),
     Fault(
         "trim-moves-the-offset",
@@ -165,6 +170,7 @@ FAULTS: tuple[Fault, ...] = (
         _LENGTHS,
         replacing(KVCache, "trim_front", _moves_the_offset),
         "ggml-org/llama.cpp#3825 (positions and the shift that was applied to keys disagreed)",
+        layer="cache",
     ),
     Fault(
         "trim-leaves-stale-rows",
@@ -172,6 +178,7 @@ FAULTS: tuple[Fault, ...] = (
         _ROWS,
         replacing(Side, "drop_slots", _keeps_buffers),
         "ml-explore/mlx-lm#1502 (ConcatenateKVCache.trim lowered the offset alone)",
+        layer="cache",
     ),
     Fault(
         "trim-visits-the-first-layer-only",
@@ -179,6 +186,7 @@ FAULTS: tuple[Fault, ...] = (
         _LENGTHS,
         replacing(CachePool, "_visit", _only_some(lambda caches: caches[:1])),
         "ml-explore/mlx-lm#1494 (layers disagreed after a trim that reported the first one's number)",
+        layer="pool",
     ),
     Fault(
         "trim-skips-the-last-layer",
@@ -186,12 +194,14 @@ FAULTS: tuple[Fault, ...] = (
         _LENGTHS,
         replacing(CachePool, "_visit", _only_some(lambda caches: caches[:-1] or caches)),
         "waybarrios/vllm-mlx#69 (quantised layers were left out of a trim)",
+        layer="pool",
     ),
     Fault(
         "rollback-one-short",
         "one rejected draft stays in the cache",
         _LENGTHS,
         replacing(KVCache, "rollback", _rolls_back(lambda cache, n: max(0, n - 1))),
+        layer="cache",
     ),
     Fault(
         "rollback-two-too-many",
@@ -199,6 +209,7 @@ FAULTS: tuple[Fault, ...] = (
         _LENGTHS,
         replacing(KVCache, "rollback", _rolls_back(lambda cache, n: n + 2 if n else 0)),
         "lablup/mlxcel#994",
+        layer="cache",
     ),
     Fault(
         "rollback-does-nothing",
@@ -206,23 +217,27 @@ FAULTS: tuple[Fault, ...] = (
         _LENGTHS,
         replacing(KVCache, "rollback", _rolls_back(lambda cache, n: 0)),
         "ml-explore/mlx-swift-lm#424 (a rewind of a wrapped window silently did nothing)",
+        layer="cache",
     ),
     Fault(
         "rollback-drops-the-oldest",
         "a rollback compacts from the wrong end: the newest rows stay, the oldest go",
         _ROWS,
         replacing(KVCache, "rollback", _drops_the_oldest),
+        layer="cache",
     ),
     Fault(
         "growth-loses-a-row",
         "the newest row is not copied when a cache grows past 256 slots",
         _ROWS,
         replacing(Side, "_reallocate", _loses_a_row),
+        layer="cache",
     ),
     Fault(
         "layers-share-one-cache",
         "the last attention layer is given the cache of the one before it",
         _LENGTHS,
         _shared_layer,
+        layer="pool",
     ),
 )

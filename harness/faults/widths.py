@@ -130,6 +130,7 @@ FAULTS: tuple[Fault, ...] = (
         _WIDTH,
         _before(lambda cache, right: cache.offset),
         "lablup/mlxcel#420",
+        layer="mask",
     ),
     Fault(
         "mask-from-buffer-width",
@@ -137,6 +138,7 @@ FAULTS: tuple[Fault, ...] = (
         _WIDTH,
         _before(lambda cache, right: int(cache.capacity)),
         "lablup/mlxcel#1776 (a mask sized by the physical length of a cache)",
+        layer="mask",
     ),
     Fault(
         "mask-forgets-the-cache",
@@ -144,42 +146,49 @@ FAULTS: tuple[Fault, ...] = (
         _WIDTH,
         _before(lambda cache, right: 0),
         "huggingface/candle#3743",
+        layer="mask",
     ),
     Fault(
         "mask-one-key-narrow",
         "behind cached keys the mask is one key too narrow",
         _WIDTH,
         _before(lambda cache, right: max(0, right - 1)),
+        layer="mask",
     ),
     Fault(
         "mask-starts-at-the-first-key",
         "the triangle is aligned with the first key instead of the last",
         _CONTENT,
         _drawn(_aligned_left),
+        layer="mask",
     ),
     Fault(
         "mask-hides-the-oldest-key-after-a-trim",
         "after a front trim the oldest key that was kept is hidden",
         _CONTENT,
         _drawn(_without(lambda cache, before: cache.live_start > 0, 0)),
+        layer="mask",
     ),
     Fault(
         "mask-hides-tokens-of-the-same-chunk",
         "tokens of a chunk see the cache and themselves, not one another",
         _CONTENT,
         _drawn(_between_chunks),
+        layer="mask",
     ),
     Fault(
         "rotates-every-chunk-from-zero",
         "RoPE starts at 0 in every forward",
         _POSITIONS,
         _start(lambda offset, length: 0),
+        layer="positions",
     ),
     Fault(
         "rotates-behind-the-chunk",
         "RoPE starts where the chunk ends",
         _POSITIONS,
         _start(lambda offset, length: offset + length),
+        layer="positions",
     ),
     Fault(
         "rotates-at-live-length-by-a-switch",
@@ -187,6 +196,7 @@ FAULTS: tuple[Fault, ...] = (
         _POSITIONS,
         replacing(minicpm3.Model, "__call__", _by_its_switch),
         shown_on=_has_the_switch,
+        layer="positions",
     ),
     Fault(
         "one-position-for-a-whole-chunk",
@@ -194,6 +204,7 @@ FAULTS: tuple[Fault, ...] = (
         _POSITIONS,
         replacing(rope, "text_position_ids", _first_alone),
         shown_on=lambda target: bool(target.turns_by_mrope),
+        layer="positions",
     ),
     Fault(
         "rotates-a-single-token-one-behind",
@@ -201,5 +212,6 @@ FAULTS: tuple[Fault, ...] = (
         _POSITIONS,
         _start(lambda offset, length: offset - 1 if length == 1 and offset else offset),
         "Blaizzy/mlx-vlm#1527 (decode steps lost the state that prefill had made for positions)",
+        layer="positions",
     ),
 )

@@ -58,6 +58,15 @@ FAULTS: tuple[Fault, ...] = (
         _window(lambda window, cache: window + 1),
         "ml-explore/mlx-lm#390",
         shown_on=_has_windows,
+        layer="mask",
+    ),
+    Fault(
+        "window-one-too-narrow",
+        "a sliding window counts the query's own key twice",
+        _CONTENT,
+        _window(lambda window, cache: max(1, window - 1)),
+        shown_on=_has_windows,
+        layer="mask",
     ),
     Fault(
         "window-counts-slots",
@@ -65,6 +74,7 @@ FAULTS: tuple[Fault, ...] = (
         _CONTENT,
         replacing(masks, "chunk_mask", _window_in_slots),
         shown_on=_has_windows,
+        layer="mask",
     ),
     Fault(
         "full-mask-on-windowed-layers",
@@ -72,6 +82,7 @@ FAULTS: tuple[Fault, ...] = (
         _CONTENT,
         _window(lambda window, cache: None),
         shown_on=_has_windows,
+        layer="mask",
     ),
     Fault(
         "no-window-for-one-token",
@@ -80,6 +91,7 @@ FAULTS: tuple[Fault, ...] = (
         replacing(masks, "chunk_mask", _no_window_for_one),
         "rajveer43/VeloxQuant-MLX#463",
         shown_on=_has_windows,
+        layer="mask",
     ),
     Fault(
         "window-shrinks-with-trims",
@@ -87,5 +99,6 @@ FAULTS: tuple[Fault, ...] = (
         _CONTENT,
         _window(lambda window, cache: max(1, window - cache.live_start)),
         shown_on=_has_windows,
+        layer="mask",
     ),
 )

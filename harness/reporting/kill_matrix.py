@@ -24,7 +24,7 @@ def matrix_record(
     command: str,
     partial: bool,
 ) -> dict[str, Any]:
-    """All that the Markdown is made from. ``faults``: id -> summary, breaks, source; ``hunts``: see
+    """All that the Markdown is made from. ``faults``: id -> summary, layer, breaks, source; ``hunts``: see
     ``harness.detection.Hunt``; ``partial``: it was interrupted."""
     return {
         "schema": SCHEMA,
@@ -62,8 +62,14 @@ def matrix_markdown(record: Mapping[str, Any]) -> str:
         for one in hunts
         if one["by"] is None
     ]
+    unnamed = [
+        f"- {escape(one['fault'])} in {escape(one['run'])}, seed {one['seed']}: {escape(one['by'])} alone finds it"
+        for one in hunts
+        if one["by"] is not None and not one["named"]
+    ]
     about = [
-        (name, fault["breaks"], fault["summary"], fault["source"] or "-") for name, fault in record["faults"].items()
+        (name, fault["layer"], fault["breaks"], fault["summary"], fault["source"] or "-")
+        for name, fault in record["faults"].items()
     ]
     cell = (
         "A cell: programs until it was first seen (p) and operations of the shrunk program (op), the most of any "
@@ -75,11 +81,12 @@ def matrix_markdown(record: Mapping[str, Any]) -> str:
         f"Profile {record['profile']}, seeds {seeds}, {escape(record['device'])}."
         + (" **Interrupted: not all were tried.**" if record["partial"] else ""),
         *(("## Survivors", "\n".join(survivors)) if survivors else ()),
+        *(("## Not found by the property that they name", "\n".join(unnamed)) if unnamed else ()),
         "## Found",
         table(("planted bug", "found by", *names), rows),
         cell,
         "## The bugs",
-        table(("planted bug", "breaks", "what is wrong", "modelled on"), about),
+        table(("planted bug", "layer", "breaks", "what is wrong", "modelled on"), about),
         "## The same again",
         block(record["command"]),
         escape(record["summary"]["text"]) + ".",

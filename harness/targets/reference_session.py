@@ -6,6 +6,7 @@ import functools
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from harness.operations import EnforceMaxKvSize, Owner
 from harness.probe import PositionHook, Probe, Record
 from harness.rows_of_a_batch import rows_of
 from harness.target import (
+    ArgumentsObservation,
     CacheLengths,
     CacheMemory,
     CacheRows,
@@ -24,10 +26,11 @@ from harness.target import (
     PromptInput,
     RemovalObservation,
 )
+from harness.targets.watch import Watch
 from harness.targets.witnesses import images_of
 from reference_models import rope
 from reference_models.engine import BatchPool, CannotTrim, KVCache, MaskPolicy, enforce_max_kv_size
-from reference_models.prompt import Prompt
+from reference_models.prompt import Images, Prompt
 
 #: Where our models hand out absolute positions other than through ``mx.fast.rope``.
 HOOKS = (
@@ -54,6 +57,7 @@ class ReferenceSession:
         self._policy = policy
         self._probe = _probe()
         self._told = False
+        self._watch: Watch | None = None
         self._pool = BatchPool()
         self._ids = [self._pool.open(make_caches(), owner) for owner in owners]
         self._prompts: list[Prompt | None] = [None] * len(owners)  # never written to: copies may share them
@@ -64,7 +68,7 @@ class ReferenceSession:
         ids = mx.array([list(tokens)], dtype=mx.int32)
         if prompt is not None:  # outside the probe: the attention of a vision tower is not that of the cache
             try:
-                self._prompts[sequence] = self._model.read(mx.array([prompt.tokens], mx.int32), images_of(prompt))
+                self._prompts[sequence] = self._read(mx.array([prompt.tokens], mx.int32), images_of(prompt))
             except Exception as failure:  # as below
                 return ForwardObservation(tuple(tokens), None, error=f"{type(failure).__name__}: {failure}")
         read = {} if (kept := self._prompts[sequence]) is None else {"prompt": kept}
@@ -72,12 +76,18 @@ class ReferenceSession:
         logits = None if logits is None else logits[0]
         return ForwardObservation(tuple(tokens), logits, record.attention(), record.positions(), seconds, error)
 
+    def _read(self, tokens: mx.array, images: Images) -> Prompt:
+        with self._watch.over_images(tokens, images) if self._watch else nullcontext():
+            prompt: Prompt = self._model.read(tokens, images)
+        return prompt
+
     def _watched(
         self, ids: mx.array, caches: Sequence[Any], read: dict[str, Any]
     ) -> tuple[np.ndarray[Any, Any] | None, Record, float, str | None]:
         """Logits ``[B, l, vocab]`` (None if it raised), what the probe saw, seconds, and the error."""
         logits, error = None, None
-        with self._probe.watching(self._told) as record:
+        watch = self._watch.over(ids, caches, read) if self._watch else nullcontext()
+        with watch, self._probe.watching(self._told) as record:
             started = time.perf_counter()
             try:
                 out = self._model(ids, list(caches), self._policy, **read)
@@ -91,6 +101,12 @@ class ReferenceSession:
 
     def tell_attention(self) -> None:
         self._told = True
+
+    def watch_arguments(self) -> None:
+        self._watch = Watch()
+
+    def arguments(self) -> ArgumentsObservation:
+        return ArgumentsObservation() if self._watch is None else self._watch.told()
 
     def batch(self, rows: tuple[int, ...]) -> CopyObservation:
         return self._copy(lambda: self._pool.batch([self._ids[row] for row in rows]))

@@ -12,6 +12,7 @@ import pytest
 
 HERE = Path(__file__).parent
 ARGUMENTS = {
+    "depths": ("--profile", "smoke", "nemotron_nas"),
     "load": ("--sizes", "tiny", "--gb", "0.001", "--dtype", "float32", "--rounds", "1"),
     "overhead": ("--profile", "smoke", "nemotron_nas"),
     "seeds": ("--profile", "smoke", "--seeds", "1", "nemotron_nas"),

@@ -49,6 +49,9 @@ Bug = Literal[
     "the cut matters",  # a logit counts the tokens of the forward
     "copies what the model owns",
     "copies raise",
+    "writes into its tokens",
+    "a trim writes into keys given out",
+    "arguments grow",
 ]
 Quirk = Literal[  # harmless, or hiding
     "hides a call",
@@ -68,4 +71,5 @@ Quirk = Literal[  # harmless, or hiding
     "a single number as position",
     "experts nearly tie",  # every choice of the witness could go the other way
     "rows nearly round to others",  # the same of an Int8 cache
+    "gives nothing to watch",
 ]

@@ -6,7 +6,7 @@ from copy import copy
 from typing import Any
 
 from harness.operations import Owner
-from harness.target import CacheMemory, CopyObservation
+from harness.target import ArgumentChange, ArgumentsObservation, CacheMemory, CopyObservation
 
 
 class FakeRows:
@@ -17,6 +17,7 @@ class FakeRows:
         self.rows: list[tuple[int, int]] = []
         self.offset = 0
         self.trimmed = self.rolled_back = False
+        self.front = 0  # rows that front trims took
         self.largest = 0  # rows that its memory was made for
         self.slot = 8
 
@@ -33,6 +34,28 @@ class FakeCopies:
     _target: Any
     _sequences: list[FakeRows]
     _slots: dict[int, FakeRows]
+    _forwards: int
+    _known: tuple[int, int] = (0, 0)  # forwards and rows trimmed when arguments were told last
+
+    def watch_arguments(self) -> None:
+        self._known = (0, 0)
+
+    def arguments(self) -> ArgumentsObservation:
+        """Every forward is given tokens, and its cache gives out keys and values."""
+        bugs, (before, trims) = self._target.bugs, self._known
+        new = self._forwards - before
+        trimmed = sum(cache.front for cache in self._sequences)
+        self._known = self._forwards, trimmed
+        changed = []
+        if "writes into its tokens" in bugs and new:
+            changed.append(ArgumentChange("the tokens", None, (0, 1), "4", "0"))
+        if "arguments grow" in bugs and new:
+            changed.append(ArgumentChange("the offset", None, (), "of shape [1]", "of shape [2]"))
+        if "a trim writes into keys given out" in bugs and trimmed > trims:
+            changed.append(ArgumentChange("the keys that the cache gave out", 1, (0, 0, 2, 0), "1", "0"))
+        if "gives nothing to watch" in self._target.quirks:
+            return ArgumentsObservation()
+        return ArgumentsObservation(3 * new, 3 if before else 0, tuple(changed))
 
     def memory(self, sequence: int) -> tuple[CacheMemory, ...]:
         """In steps of 256 rows, as large as it ever was since the last trim; none of its own in a batch."""

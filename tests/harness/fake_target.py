@@ -253,6 +253,7 @@ class FakeSession(FakeBatch, FakeCopies):
             cache.rows.pop(min(keep, last) if n - gone < len(cache.rows) else 0)
             gone += 1
         cache.trimmed |= gone > 0
+        cache.front += gone
         if gone and "trims keep their memory" not in target.bugs:
             cache.largest = len(cache.rows)
         for other in self._sequences:

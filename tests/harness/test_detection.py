@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import harness.faults
+import properties
 from harness import cli, detection
 from harness.detection import Hunt, hunt, hunt_all, runs_of, summarise
-from harness.faults import ALL_FAULTS, IMAGE_FAULTS, Fault, windows
+from harness.faults import ALL_FAULTS, IMAGE_FAULTS, VARIATIONS, Fault, windows
+from harness.faults.model import Layer
 from harness.faults.patching import replacing
 from harness.profiles import PROFILES
 from harness.reporting.kill_matrix import matrix_markdown
@@ -23,7 +26,8 @@ from harness.workers import Died
 
 SMOKE = PROFILES["smoke"]
 BY_ID = {fault.id: fault for fault in ALL_FAULTS}
-HARMLESS = Fault("nothing-is-wrong", "the target is right", "every_operation_completes", contextlib.nullcontext)
+COMPLETES = "every_operation_completes"
+HARMLESS = Fault("nothing-is-wrong", "the target is right", COMPLETES, contextlib.nullcontext, layer="cache")
 
 
 def test_what_was_inherited_is_inherited_again() -> None:
@@ -44,8 +48,11 @@ def test_what_was_inherited_is_inherited_again() -> None:
     assert Heir().act() == 1
 
 
-def test_ids_are_unique() -> None:
+def test_ids_are_unique_and_every_bug_says_where_it_lives() -> None:
     assert len(BY_ID) == len(ALL_FAULTS)
+    assert [fault.id for fault in ALL_FAULTS if fault.layer not in get_args(Layer)] == []
+    assert {fault.breaks for fault in ALL_FAULTS} <= set(properties.BY_ID)
+    assert {(fault.layer, fault.breaks) for fault in VARIATIONS} == {(None, None)}
 
 
 @pytest.mark.parametrize("fault", ALL_FAULTS, ids=lambda fault: fault.id)
@@ -105,9 +112,10 @@ def test_a_bug_that_kills_its_process_is_named_and_the_rest_kept(
     assert err == "error: the process that planted trim-one-short died (SIGKILL)\n"
 
 
-def hunted(fault: str, run: str, seed: int, after: int | None = 2, by: str = "p") -> Hunt:
+def hunted(fault: str, run: str, seed: int, after: int | None = 2, by: str = "p", named: bool = True) -> Hunt:
     found = after is not None
-    return Hunt(fault, run, seed, by if found else None, after, 0.5 if found else None, 3 if found else None, "", "", 9)
+    seconds, operations = (0.5, 3) if found else (None, None)
+    return Hunt(fault, run, seed, by if found else None, after, seconds, operations, "", "", 9, named)
 
 
 def test_medians_are_over_what_was_found() -> None:
@@ -118,6 +126,32 @@ def test_medians_are_over_what_was_found() -> None:
     assert summary.text() == (
         "3 of 4 planted bugs found; median 0.50 s and 3 programs to the first sight, shrunk to 3 operations"
     )
+
+
+def test_what_its_own_property_missed_is_counted() -> None:
+    text = summarise([hunted("a", "x", 0), hunted("b", "x", 0, named=False)]).text()
+    assert text.startswith("2 of 2 planted bugs found, 1 of them not by the property that they name; median ")
+
+
+def test_the_property_that_a_bug_names_is_asked_alone() -> None:
+    """A wrong mask is reported first by its content; memory has nothing to say of it, and finite logits neither."""
+    leaks = BY_ID["mask-leaks-one-future-token"]
+    assert hunt(leaks, "nemotron_nas", "text", SMOKE, 0).named
+    for other, named in (("outputs_equal_the_witness", True), ("memory_is_given_back", False)):
+        made = hunt(dataclasses.replace(leaks, breaks=other), "nemotron_nas", "text", SMOKE, 0)
+        assert (made.by, made.named) == ("mask_shows_exactly_the_visible_set", named)
+
+
+def test_a_bug_that_its_property_misses_fails_the_command(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = dataclasses.replace(BY_ID["trim-reports-zero"], breaks="memory_is_given_back")
+    monkeypatch.setattr(harness.faults, "ALL_FAULTS", (wrong,))
+    code, out, _ = run(capsys, "--out", str(tmp_path))
+    found = "only trim_reports_what_it_removed finds it"
+    assert code == 1 and f"UNNAMED   trim-reports-zero in nemotron_nas, seed 0: {found}" in out
+    text = (tmp_path / "faults" / "kill-matrix.md").read_text()
+    assert "## Not found by the property that they name" in text and "Survivors" not in text
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
