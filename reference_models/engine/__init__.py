@@ -1,7 +1,8 @@
 """The reference engine: KV caches of several kinds, masks, pool and scheduler that the model families run on."""
 
-from .batch_cache import BatchKVCache
+from .batch_cache import BatchCache, BatchKVCache, join_caches
 from .batch_masks import batch_mask
+from .batch_paged import BatchPagedKVCache
 from .batch_pool import BatchPool
 from .batch_rows import BatchLengths
 from .blocks import BlockPool
@@ -29,8 +30,10 @@ from .storage import Storage, largest_error
 from .visibility import VisibilityRule
 
 __all__ = [
+    "BatchCache",
     "BatchKVCache",
     "BatchLengths",
+    "BatchPagedKVCache",
     "BatchPool",
     "BlockPool",
     "CacheKind",
@@ -60,6 +63,7 @@ __all__ = [
     "causal_mask",
     "chunk_mask",
     "enforce_max_kv_size",
+    "join_caches",
     "key_axis_before",
     "largest_error",
     "load_caches",
