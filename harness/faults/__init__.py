@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.faults import (
+    batch_kinds,
     batch_models,
     batches,
     blocks,
@@ -33,6 +34,7 @@ FAULTS: tuple[Fault, ...] = (
     + kernels.FAULTS
     + batches.FAULTS
     + batch_models.FAULTS
+    + batch_kinds.FAULTS
     + outputs.FAULTS
     + one_path.FAULTS
 )
