@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from harness import strategies as draw
 from harness.judge import Judge
-from harness.operations import Batch, BatchDecode, BatchForward, Decode, Operation, Rollback, TrimFront
+from harness.operations import Batch, BatchDecode, BatchForward, Operation, Rollback, TrimFront
 from harness.target import Capability, Target
 
 
@@ -83,18 +83,6 @@ class BatchRules(RuleBasedStateMachine):
         for number, (row, drafted) in enumerate(zip(rows, drafts.of(len(rows)), strict=True)):
             self._apply(Rollback(max(1, drafted + 2 - (accept + number) % 7), row))
         self._apply(BatchDecode(1))
-
-    @precondition(lambda self: self._can_batch())
-    @rule(which=draw.sequences, tokens=draw.row_tokens, times=draw.batch_decodes, order=draw.batch_orders)
-    def a_row_leaves_and_all_go_on(
-        self, which: int, tokens: tuple[int, ...], times: int, order: tuple[int, ...]
-    ) -> None:
-        self._gather_unless(order)
-        if len(rows := self._batch()) > 1:
-            gone = rows[which % len(rows)]
-            self._apply(Batch(tuple(row for row in rows if row != gone)))
-            self._go_on(tokens, times)
-            self._apply(Decode(1 + times, gone))
 
     def _go_on(self, tokens: tuple[int, ...], times: int) -> None:
         self._apply(BatchForward(tokens))
