@@ -1,9 +1,9 @@
 """The reference engine: KV caches of several kinds, masks, pool and scheduler that the model families run on."""
 
-from .batch_cache import BatchCache, BatchKVCache, join_caches
+from .batch_cache import BatchKVCache
 from .batch_masks import batch_mask
 from .batch_paged import BatchPagedKVCache
-from .batch_pool import BatchPool
+from .batch_pool import BatchCache, BatchPool, join_caches
 from .batch_rows import BatchLengths
 from .blocks import BlockPool
 from .cache_file import load_caches, save_caches

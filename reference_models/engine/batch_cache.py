@@ -7,13 +7,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from .batch_moves import gathered, stacked
+from .batch_moves import gathered, in_order, stacked
 from .batch_paged import BatchPagedKVCache
 from .batch_rows import BatchLengths, Row
 from .cache_spec import cache_from_state
 from .kv_cache import KVCache
-from .paged import PagedKVCache
-from .runs import found, joined
 from .side import Side, check_rows
 from .storage import Storage, check_storage
 
@@ -272,18 +270,10 @@ class BatchKVCache(BatchLengths):
     @classmethod
     def _of_one(cls, cache: KVCache) -> "BatchKVCache":
         """A batch of one row, from a solo cache."""
-        arrays, metadata = cache.state()
-        sequences = {array.shape[0] for array in arrays.values()} or {1}
-        if sequences != {1}:
-            raise ValueError(f"a row is one sequence: a cache of {sequences.pop()} cannot join a batch")
-        parts = found([range(start, stop) for start, stop in metadata["held"]], [range(cache.offset)])
-        if arrays and len(parts) > 1:  # a ring may have turned
-            slots = mx.concatenate([mx.arange(slot, slot + len(run)) for slot, run in parts])
-            arrays = {name: array[:, :, slots] for name, array in arrays.items()}
-        held = [[run.start, run.stop] for run in joined(run for _, run in parts)]
-        row = {"offset": cache.offset, "live_start": cache.live_start, "held": held}
-        kind = {name: metadata[name] for name in metadata if name not in ("storage", *EMPTY)}
-        told = {"storage": cache.storage, "of": kind, "rows": [row], "dtypes": metadata["dtypes"]}
+        arrays, told = in_order(cache)
+        kind = {name: told[name] for name in told if name not in ("storage", *EMPTY)}
+        row = {name: told[name] for name in ("offset", "live_start", "held")}
+        told = {"storage": cache.storage, "of": kind, "rows": [row], "dtypes": told["dtypes"]}
         return cls.from_state(arrays, told)
 
     @classmethod
@@ -326,14 +316,5 @@ def _whole(rows: Sequence[Row]) -> list[list[range]]:
     return [[range(row.held_len)] for row in rows]
 
 
-BatchCache = BatchKVCache | BatchPagedKVCache
-
-Cache = KVCache | BatchCache
+Cache = KVCache | BatchKVCache | BatchPagedKVCache
 """What a model reads and writes: one sequence (or several in step), or a ragged batch."""
-
-
-def join_caches(caches: Sequence[KVCache]) -> BatchCache:
-    """A batch of the caches that several sequences have for one layer: see ``join`` of either class."""
-    if any(isinstance(cache, PagedKVCache) for cache in caches):
-        return BatchPagedKVCache.join(caches)
-    return BatchKVCache.join(caches)

@@ -5,9 +5,20 @@ from typing import Any
 
 import mlx.core as mx
 
-from .batch_cache import BatchCache, join_caches
+from .batch_cache import BatchKVCache
+from .batch_paged import BatchPagedKVCache
 from .kv_cache import KVCache
+from .paged import PagedKVCache
 from .pool import CachePool, TrimReport
+
+BatchCache = BatchKVCache | BatchPagedKVCache
+
+
+def join_caches(caches: Sequence[KVCache]) -> BatchCache:
+    """A batch of the caches that several sequences have for one layer: see ``join`` of either class."""
+    if any(isinstance(cache, PagedKVCache) for cache in caches):
+        return BatchPagedKVCache.join(caches)
+    return BatchKVCache.join(caches)
 
 
 class BatchPool(CachePool):
