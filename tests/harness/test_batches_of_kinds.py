@@ -131,6 +131,13 @@ def test_rows_that_have_forgotten_are_not_told_as_untrimmed() -> None:
     assert untrimmed(execute(of("rows"), Program(operations, TWO)).steps) == list(range(7))
 
 
+def test_a_layer_may_lose_all_that_others_hold() -> None:
+    """Back at the start of a chunk a chunked cache has no row to compare, in a batch not even buffers."""
+    program = Program((Prefill(8), Batch((0, 1)), BatchDecode(1), Rollback(4, 0), BatchDecode(2)), TWO)
+    steps = judge_program(of("chunked-5"), program, properties.ALL).run.steps
+    assert [step.expected_removed for step in steps] == [None, None, None, 4, None]
+
+
 def test_alone_the_rows_refuse_the_same() -> None:
     target = of("rotating-6")
     run = execute(target, PROGRAM)
