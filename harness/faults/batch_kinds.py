@@ -139,7 +139,7 @@ def _of_all_rows(original: Any) -> Any:
 
 def _releases_what_it_can(original: Any) -> Any:
     def release(self: BlockPool, blocks: Sequence[int]) -> None:
-        original(self, [block for block in dict.fromkeys(blocks) if self._owners[block]])
+        original(self, [block for block in dict.fromkeys(blocks) if block < len(self._owners) and self._owners[block]])
 
     return release
 
