@@ -190,14 +190,6 @@ def _keeps_the_tail(original: Any) -> Any:
     return keep
 
 
-def _writes_to_shared_blocks(original: Any) -> Any:
-    def update_and_fetch(self: BatchPagedKVCache, keys: mx.array, values: mx.array) -> Any:
-        with replacing(BlockPool, "own", lambda own: lambda pool, block: block)():
-            return original(self, keys, values)
-
-    return update_and_fetch
-
-
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "batch-rings-joined-by-offset",
@@ -265,13 +257,6 @@ FAULTS: tuple[Fault, ...] = (
         _ROWS,
         _miscounting(replacing(BatchPagedKVCache, "filter", _keeps_the_tail)),
         "tenstorrent/vllm-tt-plugin#103",
-        shown_on=_paged,
-    ),
-    Fault(
-        "batch-writes-to-shared-blocks",
-        "a row of a batch writes into a block that another sequence has as well, without a copy of it",
-        "forks_share_nothing",
-        replacing(BatchPagedKVCache, "update_and_fetch", _writes_to_shared_blocks),
         shown_on=_paged,
     ),
 )
