@@ -177,19 +177,6 @@ def _keeps_the_tables(original: Any) -> Any:
     return keep
 
 
-def _keeps_the_tail(original: Any) -> Any:
-    """A row that moves up writes its table over the one that was there, and what was longer stays."""
-
-    def keep(self: BatchPagedKVCache, rows: Sequence[int]) -> tuple[int, ...]:
-        before = [list(table.table) for table in self.tables]
-        kept: tuple[int, ...] = original(self, rows)
-        for table, there in zip(self.tables, before, strict=False):
-            table.table += there[len(table.table) :] if table.table else []
-        return kept
-
-    return keep
-
-
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "batch-rings-joined-by-offset",
@@ -249,14 +236,6 @@ FAULTS: tuple[Fault, ...] = (
         "rows leave a batch, and those that stay are given the tables that come first",
         _KEEP,
         replacing(BatchPagedKVCache, "filter", _keeps_the_tables),
-        shown_on=_paged,
-    ),
-    Fault(
-        "batch-filter-keeps-the-tail-of-a-table",
-        "the table of a row that moves up ends with blocks of the longer one that was there, and they are written to",
-        _ROWS,
-        _miscounting(replacing(BatchPagedKVCache, "filter", _keeps_the_tail)),
-        "tenstorrent/vllm-tt-plugin#103",
         shown_on=_paged,
     ),
 )
