@@ -70,6 +70,20 @@ class BatchRules(RuleBasedStateMachine):
             self._apply(Rollback(n, rows[which % len(rows)]))
         self._go_on(tokens, times)
 
+    @precondition(lambda self: self._can_batch() and Capability.ROLLBACK in self.target.capabilities)
+    @rule(accept=draw.accepts, tokens=draw.row_tokens, times=draw.batch_decodes, order=draw.batch_orders)
+    def speculate_in_a_batch(self, accept: int, tokens: tuple[int, ...], times: int, order: tuple[int, ...]) -> None:
+        """Drafts for every row, behind tokens that came one by one. Rows accept different numbers of them; some go back
+        up to two tokens further, which those that have forgotten what stood there must refuse."""
+        self._gather_unless(order)
+        self._apply(BatchDecode(1 + times))
+        drafts = BatchForward(tokens)
+        self._apply(drafts)
+        rows = self._batch()
+        for number, (row, drafted) in enumerate(zip(rows, drafts.of(len(rows)), strict=True)):
+            self._apply(Rollback(max(1, drafted + 2 - (accept + number) % 7), row))
+        self._apply(BatchDecode(1))
+
     def _go_on(self, tokens: tuple[int, ...], times: int) -> None:
         self._apply(BatchForward(tokens))
         if times:

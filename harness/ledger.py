@@ -55,7 +55,8 @@ class Append:
     times the position, as long as the sequence has no image). ``numbers``: of its tokens, counted over all that the
     program processes; ``held_numbers``: of those held, in slot order. After a rollback a position comes a second time,
     a number never does. ``padding`` and ``behind``: in a batch, slots in front of the keys held and behind the new ones
-    that hold nothing; ``rows``: how many sequences the forward extends."""
+    that hold nothing; ``rows``: how many sequences the forward extends; ``ruled``: the padding in front on layers whose
+    caches have these rules, where every row has forgotten as much as it does by itself."""
 
     held: tuple[int, ...]
     positions: range
@@ -65,6 +66,7 @@ class Append:
     padding: int = 0
     behind: int = 0
     rows: int = 1
+    ruled: tuple[tuple[CacheRule, int], ...] = ()
 
     @property
     def slots(self) -> int:
@@ -107,7 +109,11 @@ class SequenceLedger:
         """Keys that the next token sees in the cache that shows it most: what a scheduler bounds."""
         if self.dense:
             return self.live_len
-        return max(len(rule.seen_from(self.offset, kept)) for rule, kept in self.kept.items())
+        return max(map(self.seen_by, self.kept))
+
+    def seen_by(self, rule: CacheRule | None) -> int:
+        """Keys that the next token sees in a cache with this rule."""
+        return self.live_len if rule is None else len(rule.seen_from(self.offset, self.kept[rule]))
 
     @property
     def live_start(self) -> int:
@@ -215,6 +221,11 @@ class SequenceLedger:
         return twin
 
 
+def _paddings(lengths: list[int]) -> list[int]:
+    """What each lacks of the longest."""
+    return [max(lengths) - length for length in lengths]
+
+
 class PoolLedger:
     """All sequences of a pool, and its slots for snapshots (by number, as far as they hold one)."""
 
@@ -237,12 +248,14 @@ class PoolLedger:
 
     def append(self, counts: tuple[int, ...], number: int) -> list[Append]:
         """``counts`` new tokens for each row of the batch, numbered row after row from ``number`` on."""
-        lives = [self.sequences[row].live_len for row in self.batch]
+        rows = [self.sequences[row] for row in self.batch]
+        paddings = {rule: _paddings([row.seen_by(rule) for row in rows]) for rule in (None, *self._rules)}
         appends = []
-        for row, live, count in zip(self.batch, lives, counts, strict=True):
-            seen = self.sequences[row].append(count, number)
-            padding, behind = max(lives) - live, max(counts) - count
-            appends.append(replace(seen, padding=padding, behind=behind, rows=len(self.batch)))
+        for at, (row, count) in enumerate(zip(rows, counts, strict=True)):
+            ruled = tuple((rule, paddings[rule][at]) for rule in self._rules if rule is not None)
+            padding, behind = paddings[None][at], max(counts) - count
+            seen = row.append(count, number)
+            appends.append(replace(seen, padding=padding, behind=behind, rows=len(rows), ruled=ruled))
             number += count
         return appends
 

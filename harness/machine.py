@@ -237,9 +237,9 @@ class ProgramMachine(BatchRules):
             self._apply(Fork(1) if fork else second)
 
     def _apply_able(self, operations: draw.Few) -> None:
+        if not self._several() and any(isinstance(operation, BATCHES) for operation in operations):
+            return
         for operation in operations:
-            if isinstance(operation, BATCHES) and not self._several():
-                continue
             if CAPABILITY_OF[type(operation)] in self.target.capabilities:
                 self._apply(self._as_far_as_there(operation) if isinstance(operation, Batch) else operation)
 

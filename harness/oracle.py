@@ -28,10 +28,11 @@ def key_positions(append: Append) -> np.ndarray[Any, Any]:
 
 
 def of_layer(append: Append, rule: CacheRule | None) -> Append:
-    """The same forward on a layer whose cache has this rule: it held less."""
+    """The same forward on a layer whose cache has this rule: it held less, and so did other rows."""
     if rule is None:
         return append
-    return replace(append, held=rule.seen_from(append.positions.start, append.held))
+    padding = dict(append.ruled).get(rule, append.padding)
+    return replace(append, held=rule.seen_from(append.positions.start, append.held), padding=padding)
 
 
 def visible_set(append: Append, window: int | None = None, rule: CacheRule | None = None) -> np.ndarray[Any, Any]:

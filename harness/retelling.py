@@ -181,6 +181,7 @@ def untrimmed(steps: Sequence[Step]) -> list[int]:
     for step in steps:
         operation, index = step.operation, step.operation.index
         if isinstance(operation, BATCHES):
+            lost.update(row for row, told in enumerate(step.told) if told.state.forgotten and row in step.rows)
             if not lost.intersection(step.rows):
                 kept.append(step.index)
             elif not isinstance(operation, Batch):  # it cannot be told without them, and the others miss its tokens

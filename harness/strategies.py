@@ -17,6 +17,7 @@ from harness.operations import (
     Prefill,
     Reset,
     Restore,
+    Rollback,
     SaveLoad,
     Snapshot,
     Verify,
@@ -89,7 +90,10 @@ _ends: tuple[Few, ...] = (
     (Restore(0), SaveLoad()),
     (Restore(0),),
     (Batch((0, 1, 2)), BatchForward((2, 1)), BatchDecode(1)),
-    (Batch((1, 0)), BatchDecode(2)),
+    # The first row goes back by less than it got, the second by more: what stood there it may have forgotten.
+    (Batch((0, 1)), BatchForward((5, 1)), Rollback(3, 0), Rollback(3, 1), BatchDecode(1)),
+    # The longer one leaves; whatever it does not take along the other may write over.
+    (Batch((0, 1)), BatchForward((9, 1)), Batch((1,)), BatchDecode(5), Batch((1, 0)), BatchDecode(1)),
 )
 Frame = tuple[Few, Few]
 frames: st.SearchStrategy[Frame] = st.tuples(_early, st.sampled_from(_ends))

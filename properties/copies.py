@@ -137,6 +137,8 @@ def first_change(layers: Sequence[int], old: Told, new: Told) -> str | None:
         if was != now:
             return f"layer {layer}: {_lengths(was)} became {_lengths(now)}"
     for layer, a, b in zip(layers, old.rows, new.rows, strict=False):
+        if a.positions != b.positions:
+            return f"layer {layer}: rows of positions {_listed(a.positions)} became those of {_listed(b.positions)}"
         for what, left, right in (("key", a.keys, b.keys), ("value", a.values, b.values)):
             if left.shape[-2] == right.shape[-2] == 0:
                 continue  # without a row the other axes say nothing
@@ -145,12 +147,17 @@ def first_change(layers: Sequence[int], old: Told, new: Told) -> str | None:
             difference = compare_bytes(left, right)
             if not difference.same_bytes:
                 slot = (difference.index or (0, 0, 0, 0))[-2]
-                position = f" (position {old.held[slot]})" if slot < len(old.held) else ""
+                held = old.held if a.positions is None else a.positions
+                position = f" (position {held[slot]})" if slot < len(held) else ""
                 return (
                     f"layer {layer}: the {what} row in slot {slot}{position} differs, {difference.left:.9g} became "
                     f"{difference.right:.9g} (largest difference {difference.largest:.3g})"
                 )
     return None
+
+
+def _listed(positions: tuple[int, ...] | None) -> str:
+    return "[]" if positions is None else str(list(positions))
 
 
 def _lengths(cache: CacheLengths) -> str:

@@ -44,6 +44,8 @@ class CachedRowsStayWhatTheyWere(Property):
         for layer, a, b in zip(run.target.attention_layers, old.rows, new.rows, strict=False):
             before, after = _positions(old, a), _positions(new, b)
             kept = np.intersect1d(before, after)
+            if not kept.size:
+                continue  # without a row the other axes say nothing
             was, now = np.searchsorted(before, kept), np.searchsorted(after, kept)
             for what, left, right in (("key", a.keys, b.keys), ("value", a.values, b.values)):
                 difference = compare_bytes(left[..., was, :], right[..., now, :])

@@ -13,7 +13,8 @@ from mlx import nn
 from reference_models import layers, prompt_rows, rope
 from reference_models import prompt as prompts
 from reference_models.engine import CacheSpec, make_caches, masks
-from reference_models.engine.batch_cache import BatchKVCache, Cache
+from reference_models.engine.batch_cache import Cache
+from reference_models.engine.batch_rows import BatchLengths
 from reference_models.engine.kv_cache import KVCache, Storage
 
 
@@ -87,10 +88,10 @@ class MRopeDecoder(nn.Module):
     ) -> tuple[mx.array, mx.array, tuple[mx.array, ...]]:
         """Embeddings ``[B, L, hidden]``, ids ``[3, B, L]`` and DeepStack's ``[B, L, hidden]`` per layer."""
         x = self.model.embed_tokens(tokens)
-        if isinstance(cache, BatchKVCache):
+        if isinstance(cache, BatchLengths):
             return prompt_rows.lay_over(cache, prompt, tokens, x)
         if prompt is not None and not isinstance(prompt, prompts.Prompt):
-            raise ValueError("prompts of rows need a BatchKVCache, which says where each row stands")
+            raise ValueError("prompts of rows need a batch of caches, which says where each row stands")
         delta = prompt.rope_delta if prompt else 0
         position_ids = rope.text_position_ids(cache.offset, delta, *tokens.shape)
         return prompt.lay_over(cache.offset, tokens, x, position_ids) if prompt else (x, position_ids, ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.faults import (
+    batch_kinds,
     batch_models,
     batches,
     blocks,
@@ -37,6 +38,7 @@ FAULTS: tuple[Fault, ...] = (
     + batch_models.FAULTS
     + purity.FAULTS
     + wiring.FAULTS
+    + batch_kinds.FAULTS
     + outputs.FAULTS
     + one_path.FAULTS
 )

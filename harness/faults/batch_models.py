@@ -22,7 +22,7 @@ def _shows_the_padding(original: Any) -> Any:
         made: mx.array | None = original(l, cache, *rest)
         if made is None:
             return None
-        padding = mx.concatenate([cache.slot_positions < 0, mx.zeros((cache.batch, l), mx.bool_)], axis=1)
+        padding: mx.array = cache.key_positions(l) < 0
         return made | padding[:, None, None]
 
     return batch_mask
@@ -58,7 +58,7 @@ def _without_heads(original: Any) -> Any:
 def _always_explicit(original: Any) -> Any:
     def batch_mask(l: int, cache: Any, *rest: Any) -> mx.array:
         made: mx.array | None = original(l, cache, *rest)
-        return mx.ones((cache.batch, 1, l, cache.slots + l), mx.bool_) if made is None else made
+        return mx.ones((cache.batch, 1, l, cache.key_positions(l).shape[1]), mx.bool_) if made is None else made
 
     return batch_mask
 

@@ -35,7 +35,7 @@ def _stacking(start: Callable[[int, int, int, int], int]) -> Plant:
         def stack(cls: type[BatchKVCache], batches: Sequence[BatchKVCache]) -> BatchKVCache:
             whole: BatchKVCache = original.__func__(cls, batches)
             slots, longest = whole.slots, max(whole.offsets, default=0)
-            for row, (offset, live) in enumerate(zip(whole.offsets, whole.live_len, strict=True)):
+            for row, (offset, live) in enumerate(zip(whole.offsets, whole.held_len, strict=True)):
                 if not live:
                     continue
                 at = start(slots, longest, offset, live)
@@ -118,7 +118,7 @@ def _takes_the_next(original: Any) -> Any:
         start, end = self.padding[row], self.slots
         for mine, side in zip((own._keys, own._values), _sides(self), strict=False):
             for array, theirs in zip(mine.arrays if mine is not None else (), side.arrays, strict=False):
-                array[:, :, : own.live_len] = theirs[(row + 1) % self.batch][None, :, start:end]
+                array[:, :, : own.held_len] = theirs[(row + 1) % self.batch][None, :, start:end]
         return own
 
     return extract
@@ -133,8 +133,8 @@ def _takes_the_padding(original: Any) -> Any:
             return own
         arrays = {name: mx.pad(array, [(0, 0), (0, 0), (padding, 0), (0, 0)]) for name, array in arrays.items()}
         end = own.offset + padding
-        held = [[own.live_start, end]]
-        return KVCache.from_state(arrays, metadata | {"offset": end, "held": held})
+        held = [[end - own.held_len - padding, end]]
+        return type(own).from_state(arrays, metadata | {"offset": end, "held": held})
 
     return extract
 
@@ -142,7 +142,7 @@ def _takes_the_padding(original: Any) -> Any:
 def _forgets_what_was_trimmed(original: Any) -> Any:
     def extract(self: BatchKVCache, row: int) -> KVCache:
         own: KVCache = original(self, row)
-        own.offset, own.live_start = own.live_len, 0
+        own.offset, own.live_start = own.held_len, 0
         own._held = [range(own.offset)] if own.offset else []
         return own
 
@@ -150,7 +150,7 @@ def _forgets_what_was_trimmed(original: Any) -> Any:
 
 
 def _on_all_rows(original: Any) -> Any:
-    def on_row(self: BatchPool, seq: int, n: int, act: Callable[[BatchKVCache, list[int]], Any]) -> TrimReport:
+    def on_row(self: BatchPool, seq: int, n: int, act: Callable[[Any, list[int]], Any]) -> TrimReport:
         row = self._rows.index(seq)
         return TrimReport(n, tuple(act(cache, [n] * len(self._rows))[row] for cache in self._batch))
 
@@ -159,7 +159,7 @@ def _on_all_rows(original: Any) -> Any:
 
 def _moves_the_shared_end(original: Any) -> Any:
     def rollback(self: BatchKVCache, counts: Sequence[int]) -> tuple[int, ...]:
-        removed = tuple(map(min, counts, self.live_len))
+        removed = tuple(min(n, row.tokens) for n, row in zip(counts, self._rows, strict=True))
         self._rows = tuple(row.rolled_back(n) for row, n in zip(self._rows, removed, strict=True))
         return removed
 

@@ -84,8 +84,6 @@ class ReferenceTarget:
     @functools.cached_property
     def capabilities(self) -> frozenset[Capability]:
         lacks = set() if self.path == "images" else {Capability.IMAGES}
-        if self.storage in KINDS:  # of these caches there are no batches yet
-            lacks.add(Capability.BATCH)
         if not getattr(self.variant.config, "rotates", True):
             lacks.add(Capability.POSITIONS)
         return frozenset(Capability) - lacks

@@ -60,6 +60,7 @@ class ReferenceSession:
         self._watch: Watch | None = None
         self._pool = BatchPool()
         self._ids = [self._pool.open(make_caches(), owner) for owner in owners]
+        self._ruled = [type(cache).rule is not KVCache.rule for cache in self._pool.forward_caches(self._ids[0])]
         self._prompts: list[Prompt | None] = [None] * len(owners)  # never written to: copies may share them
         self._kept_prompts: dict[int, Prompt | None] = {}
 
@@ -149,10 +150,13 @@ class ReferenceSession:
         held = [[_floats(side) for side in sides] for sides in self._pool.rows_of(self._ids[sequence])]
         mx.eval(held)  # at once, which is cheaper than one by one
         rows = [tuple(map(np.array, sides)) for sides in held]
-        if self._ids[sequence] in self._pool.rows:
+        if not any(self._ruled):
             return tuple(CacheRows(keys, values) for keys, values in rows)
-        caches = self._pool.forward_caches(self._ids[sequence])
-        return tuple(_rows(cache, *sides) for cache, sides in zip(caches, rows, strict=True))
+        places = self._pool.positions_of(self._ids[sequence])
+        return tuple(
+            _by_position(keys, values, where) if ruled else CacheRows(keys, values)
+            for ruled, (keys, values), where in zip(self._ruled, rows, places, strict=True)
+        )
 
     def memory(self, sequence: int) -> tuple[CacheMemory, ...]:
         if self._ids[sequence] in self._pool.rows:
@@ -206,11 +210,9 @@ class ReferenceSession:
             return RemovalObservation(error=f"{type(failure).__name__}: {failure}")
 
 
-def _rows(cache: KVCache, keys: _Array, values: _Array) -> CacheRows:
-    """By ascending position: the slots of a ring say nothing of the order."""
-    if type(cache).rule is KVCache.rule:
-        return CacheRows(keys, values)
-    positions = np.array(cache.positions)
+def _by_position(keys: _Array, values: _Array, where: mx.array) -> CacheRows:
+    """Of a cache with a rule: the slots of a ring say nothing of the order."""
+    positions = np.array(where)
     order = np.argsort(positions, kind="stable")
     return CacheRows(keys[:, :, order], values[:, :, order], tuple(positions[order].tolist()))
 

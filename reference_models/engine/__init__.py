@@ -2,7 +2,8 @@
 
 from .batch_cache import BatchKVCache
 from .batch_masks import batch_mask
-from .batch_pool import BatchPool
+from .batch_paged import BatchPagedKVCache
+from .batch_pool import BatchCache, BatchPool, join_caches
 from .batch_rows import BatchLengths
 from .blocks import BlockPool
 from .cache_file import load_caches, save_caches
@@ -29,8 +30,10 @@ from .storage import Storage, largest_error
 from .visibility import VisibilityRule
 
 __all__ = [
+    "BatchCache",
     "BatchKVCache",
     "BatchLengths",
+    "BatchPagedKVCache",
     "BatchPool",
     "BlockPool",
     "CacheKind",
@@ -60,6 +63,7 @@ __all__ = [
     "causal_mask",
     "chunk_mask",
     "enforce_max_kv_size",
+    "join_caches",
     "key_axis_before",
     "largest_error",
     "load_caches",

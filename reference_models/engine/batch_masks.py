@@ -29,11 +29,12 @@ def batch_mask(
         lengths: real tokens of each row at the left of the l; None for what the cache was prepared for, or all.
 
     Returns:
-        None where one token a row sees every slot, else bool ``[B, 1, l, slots + l]`` (the second axis stands for the
-        heads: without it a batch of as many rows as there are heads would take the masks of rows for those of heads).
-        (r, q, k) is True iff slot k of row r holds a token, of position p, and the query's position x satisfies
-        ``p <= x`` and, with a window, ``p > x - window``. A query that is padding sees its own key beside, because a
-        softmax over nothing is not a number.
+        None where one token a row sees every key, else bool ``[B, 1, l, K + l]`` with the keys of
+        ``BatchLengths.key_positions`` (the second axis stands for the heads: without it a batch of as many rows as
+        there are heads would take the masks of rows for those of heads). (r, q, k) is True iff key k of row r is none
+        of padding, and its position p and that of the query x satisfy ``p <= x`` and, with a window,
+        ``p > x - window``, and the rule of the cache shows p to x. A query that is padding sees its own key beside,
+        because a softmax over nothing is not a number.
 
     Raises:
         ValueError: an argument is out of range.
@@ -45,31 +46,27 @@ def batch_mask(
     lengths = cache.prepared if lengths is None else one_each("lengths", lengths, cache.batch)
     if lengths is not None and max(lengths, default=0) > l:
         raise ValueError(f"lengths {list(lengths)} for {l} tokens a row")
-    held = _positions(cache, policy)
-    end = max(cache.offsets, default=0) + l
     query = cache.offset + mx.arange(l, dtype=mx.int32)
-    if window is not None and window >= end:  # it hides nothing, and may not fit in an int32
-        window = None
-    oldest = (query[:, :1] - (end if window is None else window)) < held
-    if l == 1 and mx.all((held >= 0) & oldest).item():
+    key = _positions(l, cache, policy)
+    visible = (key >= 0)[:, None] & cache.rule.mask(query, key)
+    if window is not None and window < max(cache.offsets, default=0) + l:  # else it hides nothing: see masks._visible
+        visible = visible & (key[:, None] > query[:, :, None] - window)
+    if l == 1 and mx.all(visible).item():
         return None
-    key = mx.concatenate([held, query], axis=1)[:, None]
-    visible = (key >= 0) & (key <= query[:, :, None])
-    if window is not None:
-        visible = visible & (key > query[:, :, None] - window)
     if lengths is not None:
         new = mx.arange(l) < mx.array(lengths)[:, None]
-        real = mx.concatenate([mx.ones(held.shape, mx.bool_), new], axis=1)
-        own = mx.arange(held.shape[1] + l) == mx.arange(l)[:, None] + held.shape[1]
+        before = key.shape[1] - l
+        real = mx.concatenate([mx.ones((cache.batch, before), mx.bool_), new], axis=1)
+        own = mx.arange(before + l) == mx.arange(l)[:, None] + before
         visible = (visible & real[:, None]) | own
     return visible[:, None]
 
 
-def _positions(cache: BatchLengths, policy: "MaskPolicy") -> mx.array:
-    """Position in every slot before the append, int32 ``[B, slots]`` with -1 for padding, as the policy sees them."""
+def _positions(l: int, cache: BatchLengths, policy: "MaskPolicy") -> mx.array:
+    """Position of every key behind the append, int32 ``[B, K + l]`` with -1 for padding, as the policy sees them."""
     if policy == "live":
-        return cache.slot_positions
+        return cache.key_positions(l)
     if policy == "offset":
-        slots = max(cache.offsets, default=0)
-        return mx.maximum(mx.arange(slots, dtype=mx.int32) + (cache.offset - slots), -1)
+        end = max(cache.offsets, default=0) + l
+        return mx.maximum(mx.arange(end, dtype=mx.int32) + (cache.offset + l - end), -1)
     raise ValueError(f"unknown mask policy {policy!r}: expected one of ('live', 'offset')")

@@ -6,11 +6,31 @@ come out as zeros: a mask hides their scores, but a value that is not finite wou
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 
 from .batch_rows import right_aligned
+from .kv_cache import KVCache
+from .runs import found, joined
 from .side import Side
+
+
+def in_order(cache: KVCache) -> tuple[dict[str, mx.array], dict[str, Any]]:
+    """The ``state`` of the cache of one sequence, with its slots in the order of positions: a ring may have turned.
+
+    Raises ValueError for a cache of several sequences.
+    """
+    arrays, told = cache.state()
+    sequences = {array.shape[0] for array in arrays.values()} or {1}
+    if sequences != {1}:
+        raise ValueError(f"a row is one sequence: a cache of {sequences.pop()} cannot join a batch")
+    parts = found(cache.runs, [range(cache.offset)])
+    if arrays and len(parts) > 1:
+        slots = mx.concatenate([mx.arange(slot, slot + len(run)) for slot, run in parts])
+        arrays = {name: array[:, :, slots] for name, array in arrays.items()}
+    held = [[run.start, run.stop] for run in joined(run for _, run in parts)]
+    return arrays, told | {"held": held}
 
 
 def gathered(side: Side, rows: Sequence[int], kept: Sequence[Sequence[range]], slots: int) -> Side:

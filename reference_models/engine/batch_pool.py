@@ -6,8 +6,19 @@ from typing import Any
 import mlx.core as mx
 
 from .batch_cache import BatchKVCache
+from .batch_paged import BatchPagedKVCache
 from .kv_cache import KVCache
+from .paged import PagedKVCache
 from .pool import CachePool, TrimReport
+
+BatchCache = BatchKVCache | BatchPagedKVCache
+
+
+def join_caches(caches: Sequence[KVCache]) -> BatchCache:
+    """A batch of the caches that several sequences have for one layer: see ``join`` of either class."""
+    if any(isinstance(cache, PagedKVCache) for cache in caches):
+        return BatchPagedKVCache.join(caches)
+    return BatchKVCache.join(caches)
 
 
 class BatchPool(CachePool):
@@ -18,7 +29,7 @@ class BatchPool(CachePool):
         """Make a pool without sequences."""
         super().__init__()
         self._rows: tuple[int, ...] = ()
-        self._batch: tuple[BatchKVCache, ...] = ()
+        self._batch: tuple[BatchCache, ...] = ()
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -26,7 +37,7 @@ class BatchPool(CachePool):
         return self._rows
 
     @property
-    def batch_caches(self) -> tuple[BatchKVCache, ...]:
+    def batch_caches(self) -> tuple[BatchCache, ...]:
         """The caches of the batch, one per attention layer; () without rows."""
         return self._batch
 
@@ -41,7 +52,7 @@ class BatchPool(CachePool):
 
         Raises:
             ValueError: a sequence is named twice, or is model-owned, or an old row comes behind a new one; caches of
-                different numbers, storages or shapes. Nothing is changed then.
+                different numbers, kinds, storages or shapes. Nothing is changed then.
             UnknownSequence: one is not open.
         """
         stay, join = [seq for seq in rows if seq in self._rows], [seq for seq in rows if seq not in self._rows]
@@ -55,7 +66,7 @@ class BatchPool(CachePool):
         for cache in whole:
             cache.filter(order)
         if join:
-            joined = [BatchKVCache.join(layer) for layer in zip(*map(super().forward_caches, join), strict=True)]
+            joined = [join_caches(layer) for layer in zip(*map(super().forward_caches, join), strict=True)]
             for cache, more in zip(whole, joined, strict=bool(whole)):
                 cache.extend(more)
             whole = whole or joined
@@ -71,19 +82,17 @@ class BatchPool(CachePool):
         return tuple(cache.extract(self._rows.index(seq)) for cache in self._batch)
 
     def rows_of(self, seq: int) -> list[tuple[mx.array | None, mx.array | None]]:
-        """Keys and values ``[1, H, live_len, D]`` that the sequence holds, of every layer; None where it holds none.
+        """Keys and values ``[1, H, held, D]`` that the sequence holds, of every layer; None where it holds none.
         Raises UnknownSequence."""
         if seq not in self._rows:
             return [cache.rows() for cache in self.forward_caches(seq)]
-        row = self._rows.index(seq)
-        held: list[tuple[mx.array | None, mx.array | None]] = []
-        for cache in self._batch:
-            keys, values = cache.rows()
-            if keys is None or values is None or not cache.live_len[row]:
-                held.append((None, None))
-            else:
-                held.append(tuple(side[row : row + 1, :, cache.padding[row] :] for side in (keys, values)))  # type: ignore[arg-type]
-        return held
+        return [cache.row(self._rows.index(seq)) for cache in self._batch]
+
+    def positions_of(self, seq: int) -> list[mx.array]:
+        """Absolute positions of those rows in their order, of every layer: int32 ``[held]``. Raises UnknownSequence."""
+        if seq not in self._rows:
+            return [cache.positions for cache in self.forward_caches(seq)]
+        return [cache.positions(self._rows.index(seq)) for cache in self._batch]
 
     def lengths_of(self, seq: int) -> list[tuple[int, int, int]]:
         """offset, live_start and live_len of the sequence in every layer. Raises UnknownSequence."""
@@ -96,15 +105,21 @@ class BatchPool(CachePool):
         """As ``CachePool.trim_front``, also for a row of the batch."""
         if seq not in self._rows:
             return super().trim_front(seq, n, keep)
+        for cache in self._batch if n > 0 else ():
+            cache.check_trim_front(self._counts(seq, n), keep)
         return self._on_row(seq, n, lambda cache, counts: cache.trim_front(counts, keep))
 
     def rollback(self, seq: int, n: int) -> TrimReport:
         """As ``CachePool.rollback``, also for a row of the batch."""
         if seq not in self._rows:
             return super().rollback(seq, n)
+        for cache in self._batch if n > 0 else ():
+            cache.check_rollback(self._counts(seq, n))
         return self._on_row(seq, n, lambda cache, counts: cache.rollback(counts))
 
-    def _on_row(self, seq: int, n: int, act: Callable[[BatchKVCache, list[int]], Any]) -> TrimReport:
+    def _on_row(self, seq: int, n: int, act: Callable[[BatchCache, list[int]], Any]) -> TrimReport:
         row = self._rows.index(seq)
-        counts = [n if at == row else 0 for at in range(len(self._rows))]
-        return TrimReport(n, tuple(act(cache, counts)[row] for cache in self._batch))
+        return TrimReport(n, tuple(act(cache, self._counts(seq, n))[row] for cache in self._batch))
+
+    def _counts(self, seq: int, n: int) -> list[int]:
+        return [n if mine == seq else 0 for mine in self._rows]

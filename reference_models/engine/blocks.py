@@ -54,6 +54,11 @@ class BlockPool:
         return self.nbytes // self._sides[0].capacity if self._sides and self._sides[0].capacity else 0
 
     @property
+    def bound(self) -> tuple[Side, Side] | None:
+        """Keys and values like which all others must be, while any block is in use; None otherwise."""
+        return self._sides if self.in_use else None
+
+    @property
     def dtypes(self) -> tuple[mx.Dtype, mx.Dtype]:
         """Of the keys and of the values as they were given. Only behind ``bind``."""
         return self._bound[0].dtype, self._bound[1].dtype
@@ -64,7 +69,7 @@ class BlockPool:
 
     def bind(self, keys: mx.array, values: mx.array) -> None:
         """Make ready for rows like these; ValueError, and nothing changed, where other rows are in use."""
-        check_pair(keys, values, self.storage, self._sides if self.in_use else None)
+        check_pair(keys, values, self.storage, self.bound)
         if self.in_use:
             return
         new = Side(self.storage, keys), Side(self.storage, values)

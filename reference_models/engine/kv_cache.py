@@ -53,6 +53,11 @@ class KVCache:
         return sum(map(len, self._held))
 
     @property
+    def runs(self) -> tuple[range, ...]:
+        """The positions held, in slot order, as runs of consecutive ones."""
+        return tuple(self._held)
+
+    @property
     def rule(self) -> VisibilityRule:
         """What a query sees of the keys that ``update_and_fetch`` returns: here everything up to itself."""
         return EVERYTHING

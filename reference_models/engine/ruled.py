@@ -1,5 +1,7 @@
 """What caches that forget by a rule of their own have in common."""
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 
 from .errors import CannotTrim
@@ -7,6 +9,31 @@ from .kv_cache import KVCache
 from .runs import as_array, found, in_slots, joined
 from .side import Storage
 from .visibility import VisibilityRule
+
+
+def check_front(rule: VisibilityRule, tokens: int, n: int, keep: int) -> None:
+    """Raise CannotTrim where a cache with this rule, in which ``tokens`` are left, must refuse to drop the first n of
+    them behind ``keep``."""
+    n = min(n, tokens)
+    keep = min(keep, tokens - n)
+    if n and (rule.sinks or keep):
+        raise CannotTrim(
+            f"cannot trim {n} tokens from the front of a cache with {rule.sinks} sinks, keeping {keep}: "
+            "its keys go by position"
+        )
+
+
+def check_rollback(rule: VisibilityRule, offset: int, live_start: int, held: Sequence[range], n: int) -> None:
+    """Raise CannotTrim where a cache with this rule that stands at ``offset`` and holds the positions ``held`` must
+    refuse to drop its n newest tokens: a key that the next token would see is gone."""
+    target = offset - min(n, offset - live_start)
+    wanted = sum(len(range(max(part.start, live_start), part.stop)) for part in rule.before(target))
+    there = sum(len(run) for _, run in found(held, rule.before(target)))
+    if there < wanted:
+        raise CannotTrim(
+            f"cannot roll back {n} tokens to position {target}: {wanted - there} of the {wanted} keys that it sees "
+            "are gone"
+        )
 
 
 class RuledKVCache(KVCache):
@@ -126,25 +153,12 @@ class RuledKVCache(KVCache):
     def check_trim_front(self, n: int, keep: int = 0) -> None:
         """Raise what ``trim_front`` would raise, and change nothing."""
         super().check_trim_front(n, keep)
-        n = min(n, self.offset - self.live_start)
-        keep = min(keep, self.offset - self.live_start - n)
-        if n and (self.rule.sinks or keep):
-            raise CannotTrim(
-                f"cannot trim {n} tokens from the front of a cache with {self.rule.sinks} sinks, keeping {keep}: "
-                "its keys go by position"
-            )
+        check_front(self.rule, self.offset - self.live_start, n, keep)
 
     def check_rollback(self, n: int) -> None:
         """Raise what ``rollback`` would raise, and change nothing."""
         super().check_rollback(n)
-        target = self.offset - min(n, self.offset - self.live_start)
-        wanted = sum(len(range(max(part.start, self.live_start), part.stop)) for part in self.rule.before(target))
-        there = sum(len(run) for _, run in self._seen_from(target))
-        if there < wanted:
-            raise CannotTrim(
-                f"cannot roll back {n} tokens to position {target}: {wanted - there} of the {wanted} keys that it sees "
-                "are gone"
-            )
+        check_rollback(self.rule, self.offset, self.live_start, self._held, n)
 
     def _overwritten(self, n: int) -> int | None:
         """The slot that an append of n tokens takes instead of one of its own; None to append behind the others."""

@@ -44,8 +44,9 @@ class VisibilityRule:
         return tuple(part for part in (sinks, range(max(first, self.sinks), query)) if part)
 
     def mask(self, queries: mx.array, keys: mx.array) -> mx.array:
-        """bool ``[l, K]``: which of the positions ``keys``, int32 ``[K]``, each of ``queries``, int32 ``[l]``, sees."""
-        query = queries[:, None]
+        """bool ``[.., l, K]``: which of the positions ``keys``, int32 ``[.., K]``, each of ``queries``, int32
+        ``[.., l]``, sees."""
+        query, keys = queries[..., None], keys[..., None, :]
         visible = keys <= query
         if self.window is not None:
             near = keys > query - min(self.window - self.sinks, _LARGEST)

@@ -126,7 +126,11 @@ def changes(run: Execution) -> list[str]:
     return [change.what for step in run.steps if step.arguments for change in step.arguments.changed]
 
 
-@pytest.mark.parametrize("target", targets("olmo3")[:3] + targets("mistral4")[:2] + targets("qwen2_vl")[:1])
+@pytest.mark.parametrize(
+    "target",
+    targets("olmo3")[:3] + targets("mistral4")[:2] + targets("qwen2_vl")[:1],
+    ids=lambda target: target.identity.name,
+)
 def test_the_reference_models_write_into_nothing(target: ReferenceTarget) -> None:
     run = watched(target, PROGRAM)
     assert not run.stopped and changes(run) == []
@@ -158,7 +162,7 @@ def test_nothing_stays_replaced(fault: purity.Fault) -> None:
         (purity.IMAGE_FAULTS[0], "pixel_values"),
         (purity.IMAGE_FAULTS[1], "the embeddings of the prompt"),
     ],
-    ids=str,
+    ids=["right", "pixels", "embeddings"],
 )
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl"])
 def test_images_are_watched_when_they_are_read_and_when_they_are_used(

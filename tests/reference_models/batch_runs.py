@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from reference_models.engine import BatchKVCache, KVCache, Storage
+from reference_models.engine import BatchCache, CacheSpec, CannotTrim, KVCache, Storage, join_caches
 from reference_models.prompt import Images, Prompt
 
 ROUNDING = 1e-5  # relative to the deviation of the logits, in float32
@@ -52,7 +52,7 @@ class Run:
         model: Any,
         batch: int,
         seed: int,
-        storage: Storage = "rows",
+        storage: Storage | CacheSpec = "rows",
         reader: Reader | None = None,
         rounding: float = ROUNDING,
     ) -> None:
@@ -70,12 +70,38 @@ class Run:
         if n := self.random.choice((0, 1, 4, 9)):
             self._alone(row, self._next(row, n))
             trim, keep = self.random.choice(((0, 0), (0, 0), (2, 0), (3, 1)))
-            for cache in row.caches:
-                cache.trim_front(trim, keep)
+            self._remove([row], "trim_front", [trim], [keep])
         return row
 
-    def _joined(self, rows: Sequence[Row]) -> list[BatchKVCache]:
-        return [BatchKVCache.join(caches) for caches in zip(*(row.caches for row in rows), strict=True)]
+    def _remove(self, rows: Sequence[Row], name: str, *numbers: Sequence[int]) -> bool:
+        """Of every row alone, unless one of its layers refuses; returns whether none did."""
+        pairs = [
+            (cache, mine) for row, mine in zip(rows, zip(*numbers, strict=True), strict=True) for cache in row.caches
+        ]
+        try:
+            for cache, mine in pairs:
+                getattr(cache, f"check_{name}")(*mine)
+        except CannotTrim:
+            return False
+        for cache, mine in pairs:
+            getattr(cache, name)(*mine)
+        return True
+
+    def _remove_together(self, name: str, *numbers: Sequence[int]) -> bool:
+        """Of the batch and of every row alone: some layer refuses here iff one does there, and then no layer acts."""
+        refused = 0
+        for cache in self.caches:
+            try:
+                getattr(cache, f"check_{name}")(*numbers)
+            except CannotTrim:
+                refused += 1
+        assert self._remove(self.rows, name, *numbers) == (refused == 0), self.done
+        for cache in self.caches if not refused else ():
+            getattr(cache, name)(*numbers)
+        return not refused
+
+    def _joined(self, rows: Sequence[Row]) -> list[BatchCache]:
+        return [join_caches(caches) for caches in zip(*(row.caches for row in rows), strict=True)]
 
     def _next(self, row: Row, n: int) -> list[int]:
         while len(row.tokens) < row.offset + n:
@@ -135,27 +161,22 @@ class Run:
             alone = [row.caches[layer] for row in self.rows]
             assert cache.offsets == tuple(one.offset for one in alone), self.done
             assert cache.live_len == tuple(one.live_len for one in alone), self.done
+            assert cache.held_len == tuple(one.held_len for one in alone), self.done
 
     def trim_front(self) -> None:
         counts = [self.random.choice((0, 1, 3, 30)) for _ in self.rows]
         keeps = [self.random.choice((0, 0, 1, 2)) for _ in self.rows]
         self.done.append(f"trim_front {counts} keeping {keeps}")
-        for cache in self.caches:
-            cache.trim_front(counts, keeps)
-        for row, n, keep in zip(self.rows, counts, keeps, strict=True):
-            for alone in row.caches:
-                alone.trim_front(n, keep)
+        self._remove_together("trim_front", counts, keeps)
 
     def rollback(self) -> None:
         counts = [self.random.choice((0, 1, 2, 5)) for _ in self.rows]
         if self.random.random() < 0.3:
             counts = [1] * len(counts)
         self.done.append(f"rollback {counts}")
-        for cache in self.caches:
-            cache.rollback(counts)
+        if not self._remove_together("rollback", counts):
+            return
         for row, n in zip(self.rows, counts, strict=True):
-            for alone in row.caches:
-                alone.rollback(n)
             if n:
                 del row.tokens[row.offset :]
                 if row.prompt is not None and row.offset < row.prompt.length:

@@ -93,7 +93,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_cached(model: Any, prom
         with pytest.raises(ValueError, match=message):
             model(tokens, caches, prompt=given)
         assert caches[0].offsets == (0, 0, 0)
-    with pytest.raises(ValueError, match="prompts of rows need a BatchKVCache"):
+    with pytest.raises(ValueError, match="prompts of rows need a batch"):
         model(tokens, model.make_caches(), prompt=prompts)
     model(tokens, caches, prompt=[first, None, prompts[2]])
     assert caches[0].offsets == (2, 2, 2)

@@ -79,9 +79,7 @@ def padding_is_seen(patch: Patch) -> None:
         made = batch_mask(l, cache, policy, window, lengths)
         if made is None:
             return None
-        padding = cache.slot_positions < 0
-        new = mx.zeros((cache.batch, l), mx.bool_)
-        return made | mx.concatenate([padding, new], axis=1)[:, None, None]
+        return made | (cache.key_positions(l) < 0)[:, None, None]
 
     patch.setattr(masks, "batch_mask", mask)
 
@@ -89,12 +87,12 @@ def padding_is_seen(patch: Patch) -> None:
 def padding_by_offset(patch: Patch) -> None:
     """Padding and positions in the mask are those of rows that were never trimmed."""
 
-    def positions(self: Any) -> mx.array:
-        slots = mx.arange(self.slots, dtype=mx.int32)
+    def positions(self: Any, l: int) -> mx.array:
+        slots = mx.arange(self.slots + l, dtype=mx.int32)
         last = mx.array([[row.offset - self.slots] for row in self._rows], dtype=mx.int32).reshape(self.batch, 1)
         return mx.maximum(slots + last, -1)
 
-    patch.setattr(BatchLengths, "slot_positions", property(positions))
+    patch.setattr(BatchLengths, "key_positions", positions)
 
 
 def no_axis_for_the_heads(patch: Patch) -> None:
