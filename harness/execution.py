@@ -25,10 +25,12 @@ from harness.operations import (
     Owner,
     Prefill,
     Program,
+    QuantizeCache,
     Reset,
     Restore,
     Verify,
 )
+from harness.quantised import GivenRows
 from harness.target import (
     CacheLengths,
     CacheMemory,
@@ -63,13 +65,15 @@ _NOTHING = Append((), range(0), (), (), range(0))
 
 @dataclass(frozen=True)
 class Told:
-    """One sequence after an operation: the ledger's side (state, absolute positions held) and what its caches say."""
+    """One sequence after an operation: the ledger's side (state, absolute positions held, the numbers of their tokens)
+    and what its caches say."""
 
     state: SequenceState
     held: tuple[int, ...]
     lengths: tuple[CacheLengths, ...]
     rows: tuple[CacheRows, ...]
     memory: tuple[CacheMemory, ...] = ()
+    numbers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ class Execution:
     """A program in the making on one target. After an error the session is not to be trusted: ``stopped``.
 
     ``tell``: ask the caches after every operation (a run that is only compared by its logits need not); ``attention``:
-    have the values of attention calls told, from a target that can.
+    have the values of attention calls told, from a target that can. ``given``: what quantised caches were given.
     """
 
     def __init__(
@@ -127,7 +131,9 @@ class Execution:
         self._tell = tell
         self.target = target
         self.owners = owners
-        self._pool = PoolLedger(owners, target.rules)
+        widths = target.row_widths if Capability.QUANTISE in target.capabilities else ()
+        self._pool = PoolLedger(owners, target.rules, target.row_storage, widths)
+        self.given = GivenRows()
         self.steps: list[Step] = []
         self._processed = [0] * len(owners)  # only ever grows: no copy gets the same tokens again
         self._total = 0  # tokens of all sequences, processed here
@@ -220,6 +226,11 @@ class Execution:
         )
         if self._tell and step.error is None:
             step = replace(step, told=tuple(map(self._told, range(len(self.owners)))))
+            for forward in forwards:
+                self.given.take(forward.append.numbers, forward.append.positions, forward.seen.given)
+            if isinstance(operation, QuantizeCache) and effective and self.steps:
+                was = self.steps[-1].told[index]  # as given: rows that were not quantised stay what they were
+                self.given.take(was.numbers, was.held, was.rows)
         self.steps.append(step)
         return step
 
@@ -227,7 +238,7 @@ class Execution:
         ledger = self.ledgers[sequence]
         lengths, rows = self._session.lengths(sequence), self._session.rows(sequence)
         memory = self._session.memory(sequence) if Capability.BYTES in self.target.capabilities else ()
-        return Told(ledger.state(), tuple(ledger.held), lengths, rows, memory)
+        return Told(ledger.state(), tuple(ledger.held), lengths, rows, memory, tuple(ledger.numbers))
 
     def _read(self, operation: Prefill) -> ForwardStep:
         """The first forward of a prompt with images. ValueError from a target that takes none, and on a second one."""

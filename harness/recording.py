@@ -52,6 +52,8 @@ def _step(run: Execution, step: Step) -> dict[str, Any]:
     if step.copied is not None:
         body["caches"] = step.copied.caches
         body["effective"] = step.effective
+        if step.removal is None and (step.refuses or step.copied.refused is not None):
+            body["must_be_refused"], body["refused"] = step.refuses, step.copied.refused
     if step.error is not None:
         body["error"] = " ".join(step.error.split())
     return body

@@ -18,6 +18,7 @@ from properties.masks import MaskKeyAxisEqualsLiveKeys, MaskShowsExactlyTheVisib
 from properties.memory import MemoryIsGivenBack
 from properties.outputs import OutputsEqualTheCacheFreeForward, OutputsEqualTheWitness
 from properties.positions import PositionsAreAbsolute
+from properties.quantised import QuantisedRowsStayWithinTheirBound
 from properties.reproducibility import SameProgramSameBytes, UntrimmedOutputsAreByteIdentical
 from properties.retold import ChunksEqualOneShot, RollbackEqualsNeverSpeculated
 from properties.rows import CachedRowsStayWhatTheyWere
@@ -30,6 +31,7 @@ ALL: tuple[Property, ...] = (
     TrimReportsWhatItRemoved(),
     BatchesKeepTheirRows(),
     CachedRowsStayWhatTheyWere(),
+    QuantisedRowsStayWithinTheirBound(),
     SnapshotsGiveBackWhatTheyTook(),
     ForksShareNothing(),
     SequencesAreIsolated(),

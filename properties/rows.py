@@ -16,7 +16,8 @@ from harness.target import CacheRows, Capability
 class CachedRowsStayWhatTheyWere(Property):
     id = "cached_rows_stay_what_they_were"
     sentence = (
-        "The key and value rows of a position are the same bytes, in its slot, for as long as the sequence holds it."
+        "The key and value rows of a position are the same bytes, in its slot, for as long as the sequence holds it, "
+        "or until it is quantised."
     )
     decisive_when = "a trim or rollback removed rows and others stayed"
     needs: ClassVar = frozenset({Capability.ROWS})
@@ -28,8 +29,8 @@ class CachedRowsStayWhatTheyWere(Property):
         before = run.steps[step.index - 1].told
         looked = decisive = 0
         for sequence, (old, new) in enumerate(zip(before, step.told, strict=True)):
-            if sequence == step.replaced:
-                continue  # other tokens stand at its positions now
+            if sequence == step.replaced or old.state.storage != new.state.storage:
+                continue  # other tokens stand at its positions now, or their rows have been quantised
             if not set(old.held).intersection(new.held) or not _comparable(old, new):
                 continue
             looked += 1
