@@ -161,8 +161,9 @@ class Property:
 
 
 def recut_limit(run: Execution) -> float:
-    """``comparison.recut_tolerance`` of all storages that a program has used."""
-    return recut_tolerance(run.target.identity.storage, *(step.after.storage for step in run.steps))
+    """``comparison.recut_tolerance`` of all storages from which a program has read."""
+    read = {forward.append.storage for step in run.steps for forward in step.forwards}
+    return recut_tolerance(run.target.identity.storage, *read)
 
 
 def attention_calls(run: Execution, forward: ForwardStep) -> Iterator[tuple[int, AttentionCall]]:

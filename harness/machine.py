@@ -187,7 +187,7 @@ class ProgramMachine(BatchRules):
         self._extend(index, tokens)
 
     @able(Capability.QUANTISE)
-    @rule(sequence=draw.sequences, storage=draw.storages, fresh=draw.turns, tokens=draw.chunk_sizes)
+    @rule(sequence=draw.sequences, storage=draw.storages, fresh=draw.freshly, tokens=draw.chunk_sizes)
     def quantise_and_go_on(self, sequence: int, storage: QuantisedStorage, fresh: bool, tokens: int) -> None:
         """``fresh``: of a sequence that starts again, so that its caches hold no row whose width they could see."""
         index = self._sequence(sequence)

@@ -15,6 +15,7 @@ from harness.operations import (
     Operation,
     Owner,
     Prefill,
+    QuantizeCache,
     Reset,
     Restore,
     SaveLoad,
@@ -68,6 +69,8 @@ slots = weighted((6, st.just(0)), (2, st.just(1)), (1, st.integers(2, 3)))
 storages: st.SearchStrategy[QuantisedStorage] = weighted(
     (3, st.just("int8")), (1, st.just("affine8")), (1, st.just("affine4"))
 )
+#: Does it start again first?
+freshly = st.booleans()
 #: What happens between a snapshot and its return.
 detours = st.sampled_from(("chunk", "decode", "trim", "rollback", "enforce", "reset"))
 times_back = st.integers(1, 2)
@@ -86,6 +89,7 @@ _early: st.SearchStrategy[Few] = weighted(
 _ends: tuple[Few, ...] = (
     (),
     (SaveLoad(),),
+    (QuantizeCache("int8"), SaveLoad()),
     (Reset(),),
     (Restore(0), SaveLoad()),
     (Restore(0),),

@@ -13,6 +13,7 @@ from harness.faults import (
     kinds,
     one_path,
     outputs,
+    quantised,
     reference,
     states,
     trims,
@@ -30,6 +31,7 @@ FAULTS: tuple[Fault, ...] = (
     + states.FAULTS
     + kinds.FAULTS
     + blocks.FAULTS
+    + quantised.FAULTS
     + kernels.FAULTS
     + batches.FAULTS
     + batch_models.FAULTS

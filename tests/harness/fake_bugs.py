@@ -49,6 +49,11 @@ Bug = Literal[
     "the cut matters",  # a logit counts the tokens of the forward
     "copies what the model owns",
     "copies raise",
+    "quantises too coarsely",
+    "quantises what does not fit",
+    "refuses to quantise",
+    "a refused quantisation trims",
+    "slots stay as large when quantised",
 ]
 Quirk = Literal[  # harmless, or hiding
     "hides a call",
