@@ -9,10 +9,11 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-RECUT = {"rows": 1e-4, "paged": 1e-4, "rotating": 1e-4, "chunked": 1e-4, "int8": 5e-2, "affine8": 5e-2, "affine4": 0.5}
+RECUT = {"rows": 1e-4, "paged": 1e-4, "rotating": 1e-4, "chunked": 1e-4, "int8": 5e-2, "affine8": 5e-2, "affine4": 3.0}
 """How far logits may differ when the same tokens are cut into other forwards, by cache storage, in deviations of the
 logits. Sums are taken in another order then; in a quantised storage a difference in the last bit can move a number by a
-whole step (Int8: 1/127 of the largest of its row; affine: 1/255 or 1/15 of what its group spans)."""
+whole step (Int8: 1/127 of the largest of its row; affine: 1/255 or 1/15 of what its group spans, of
+which the latter also makes the rows of later layers others, and experts)."""
 
 
 def recut_tolerance(*storages: str) -> float:
