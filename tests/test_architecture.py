@@ -32,6 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "harness.rows_of_a_batch",
         "harness.comparison",
         "harness.oracle",
+        "harness.quantised",
         "harness.images",
     ),
     (
@@ -90,6 +91,7 @@ MAY_IMPORT = {
         "harness.rows_of_a_batch",
         "harness.comparison",
         "harness.oracle",
+        "harness.quantised",
         "harness.images",
         "harness.recording",
         "harness.witnessing",

@@ -83,7 +83,7 @@ def refused(action: Any, *arguments: Any, **named: Any) -> str:
     with pytest.raises(OperationError) as caught:
         action(*arguments, **named)
     message = str(caught.value)
-    assert "\n" not in message and 0 < len(message) < 250
+    assert "\n" not in message and 0 < len(message) < 270
     return message
 
 
