@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from harness.comparison import allowed
+from harness.comparison import allowed, recut_tolerance
 from harness.execution import ForwardStep, Step
 from harness.findings import Violation
 from harness.judging import Evidence, Judgement, Property, recut_limit
@@ -43,7 +43,7 @@ class _OutputsEqual(Property, ABC):
             evidence.history.positions[evidence.history.processed],
             _smaller(evidence, expected, "choice_gap"),
             _smaller(evidence, expected, "rounding_gap"),
-            recut_limit(evidence.run),
+            max(recut_tolerance("int8"), recut_limit(evidence.run)),  # the least that rounding can do
         )
         unit = float(expected.logits.std()) or 1.0
         looked = decisive = 0
