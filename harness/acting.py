@@ -6,6 +6,7 @@ from harness.operations import (
     EnforceMaxKvSize,
     Fork,
     Operation,
+    QuantizeCache,
     Reset,
     Restore,
     Rollback,
@@ -39,4 +40,6 @@ def copy_state(session: Session, operation: Operation) -> CopyObservation:
         return session.save_and_load(operation.sequence)
     if isinstance(operation, Reset):
         return session.reset(operation.sequence)
+    if isinstance(operation, QuantizeCache):
+        return session.quantise(operation.sequence, operation.storage)
     raise TypeError(f"unknown operation {operation!r}")

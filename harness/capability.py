@@ -12,6 +12,7 @@ from harness.operations import (
     Fork,
     Operation,
     Program,
+    QuantizeCache,
     Reset,
     Restore,
     Rollback,
@@ -40,6 +41,7 @@ class Capability(StrEnum):
     FORK = "forks of a sequence"
     SAVE_LOAD = "caches in a file"
     RESET = "a sequence can start again"
+    QUANTISE = "caches can be quantised, and what they are given is told"
     BATCH = "several sequences in one forward"
     ATTENTION_VALUES = "what attention is given and gives"
     ARGUMENTS = "arrays that are given and given out are watched"
@@ -59,6 +61,7 @@ CAPABILITY_OF: dict[type[Operation], Capability] = {
     Fork: Capability.FORK,
     SaveLoad: Capability.SAVE_LOAD,
     Reset: Capability.RESET,
+    QuantizeCache: Capability.QUANTISE,
     Batch: Capability.BATCH,
     BatchForward: Capability.BATCH,
     BatchDecode: Capability.BATCH,

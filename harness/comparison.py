@@ -9,15 +9,16 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-RECUT = {"rows": 1e-4, "paged": 1e-4, "rotating": 1e-4, "chunked": 1e-4, "int8": 5e-2}
+RECUT = {"rows": 1e-4, "paged": 1e-4, "rotating": 1e-4, "chunked": 1e-4, "int8": 5e-2, "affine8": 5e-2, "affine4": 3.0}
 """How far logits may differ when the same tokens are cut into other forwards, by cache storage, in deviations of the
-logits. Sums are taken in another order then; in Int8 storage a difference in the last bit can move a number by a whole
-quantisation step (1/127 of the largest of its row)."""
+logits. Sums are taken in another order then; in a quantised storage a difference in the last bit can move a number by a
+whole step (Int8: 1/127 of the largest of its row; affine: 1/255 or 1/15 of what its group spans, of
+which the latter also makes the rows of later layers others, and experts)."""
 
 
-def recut_tolerance(storage: str) -> float:
-    """Of this storage, whose kind stands in front of a hyphen; of an unknown one the widest."""
-    return RECUT.get(storage.split("-")[0], max(RECUT.values()))
+def recut_tolerance(*storages: str) -> float:
+    """The widest of these storages, whose kind stands in front of a hyphen; of an unknown one the widest of all."""
+    return max(RECUT.get(storage.split("-")[0], max(RECUT.values())) for storage in storages)
 
 
 def distance(left: Array, right: Array) -> float:
@@ -74,34 +75,38 @@ class Tolerance:
 
     ``logits``: of any token; ``position``: more for each position, since the angles of RoPE are rounded relative to
     their size. ``choice``: two softmax scores of experts that are nearer than this may be ranked either way.
-    ``rounding``: a row of an Int8 cache that is nearer than this (in steps) to being stored as other numbers may be;
-    ``rounded``: what such a token may differ by, and so may the scores of its experts.
+    ``rounding``: a row of a quantised cache that is nearer than this to being stored as other numbers may be (in steps
+    of 1/127 of what it spans).
     """
 
     logits: float
     position: float
     choice: float
     rounding: float
-    rounded: float
 
 
 TOLERANCES = {
-    "float32": Tolerance(logits=5e-5, position=5e-8, choice=2e-5, rounding=3e-4, rounded=5e-2),
+    "float32": Tolerance(logits=5e-5, position=5e-8, choice=2e-5, rounding=3e-4),
 }
 """By the dtype in which the target computes. tests/bench/witness.py measures what right models need."""
 
 
 def allowed(
-    dtype: str, positions: Array, choice_gap: Array | None = None, rounding_gap: Array | None = None
+    dtype: str,
+    positions: Array,
+    choice_gap: Array | None = None,
+    rounding_gap: Array | None = None,
+    rounded: float = RECUT["int8"],
 ) -> tuple[Array, Array]:
     """Of each token [S]: the difference allowed (infinite where experts nearly tie: nothing can be said), and whether
-    the strict tolerance judges it. Raises ValueError for a dtype without a tolerance."""
+    the strict tolerance judges it. ``rounded``: what a token may differ by, and the scores of its experts, where a row
+    may be stored as other numbers. Raises ValueError for a dtype without a tolerance."""
     if dtype not in TOLERANCES:
         raise ValueError(f"no tolerance is known for {dtype}: only for {', '.join(TOLERANCES)}")
     rule = TOLERANCES[dtype]
     limit = rule.logits + rule.position * positions
     may_round = np.zeros(len(positions), bool) if rounding_gap is None else rounding_gap < rule.rounding
-    limit = np.where(may_round, rule.rounded, limit)
+    limit = np.where(may_round, rounded, limit)
     if choice_gap is not None:
-        limit = np.where(choice_gap < np.where(may_round, rule.rounded, rule.choice), np.inf, limit)
+        limit = np.where(choice_gap < np.where(may_round, rounded, rule.choice), np.inf, limit)
     return limit, ~may_round & np.isfinite(limit)

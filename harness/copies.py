@@ -1,4 +1,5 @@
-"""Operations on the whole state of a sequence: copies that are kept, put back, shared or written, and a new start.
+"""Operations on the whole state of a sequence: copies that are kept, put back, shared, written or quantised, and a new
+start.
 
 All of them are the pool's: on a model-owned sequence they do nothing, as a trim does.
 """
@@ -6,9 +7,10 @@ All of them are the pool's: on a model-owned sequence they do nothing, as a trim
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from harness.operation import MAX_SEQUENCES, MAX_SLOTS, Operation, OperationError, check_number
+from harness.rules import QuantisedStorage
 
 
 @dataclass(frozen=True)
@@ -80,4 +82,20 @@ class Reset(Operation):
         check_number(self, "sequence", self.sequence, 0, MAX_SEQUENCES - 1)
 
 
-COPIES: tuple[type[Operation], ...] = (Snapshot, Restore, Fork, SaveLoad, Reset)
+@dataclass(frozen=True)
+class QuantizeCache(Operation):
+    """From now on the caches of the sequence store what they hold, and whatever follows, quantised. To be refused,
+    with nothing changed, where they already do, and where rows of a cache do not fit the storage."""
+
+    code: ClassVar[str] = "quantize_cache"
+    storage: QuantisedStorage
+    sequence: int = 0
+
+    def __post_init__(self) -> None:
+        if self.storage not in get_args(QuantisedStorage):
+            known = ", ".join(get_args(QuantisedStorage))
+            raise OperationError(f"QuantizeCache: storage must be one of {known}, got {self.storage!r:.60}")
+        check_number(self, "sequence", self.sequence, 0, MAX_SEQUENCES - 1)
+
+
+COPIES: tuple[type[Operation], ...] = (Snapshot, Restore, Fork, SaveLoad, Reset, QuantizeCache)

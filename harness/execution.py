@@ -6,14 +6,13 @@ The state machine, replay and reports all go through here: one operation means o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from harness.acting import copy_state, remove_keys
 from harness.images import prompt_input, token_ids
-from harness.ledger import Append, PoolLedger, SequenceLedger, SequenceState
+from harness.ledger import Append, PoolLedger, SequenceLedger
 from harness.media import places, runs
 from harness.operations import (
-    BATCHES,
     COPIES,
     Batch,
     BatchDecode,
@@ -25,103 +24,29 @@ from harness.operations import (
     Owner,
     Prefill,
     Program,
+    QuantizeCache,
     Reset,
     Restore,
     Verify,
 )
+from harness.quantised import GivenRows
+from harness.steps import ForwardStep, Step, Told
 from harness.target import (
-    ArgumentsObservation,
-    CacheLengths,
-    CacheMemory,
-    CacheRows,
     Capability,
-    CopyObservation,
     ForwardObservation,
     PromptInput,
-    RemovalObservation,
     Target,
 )
 
-
-@dataclass(frozen=True)
-class ForwardStep:
-    """One forward of one sequence within a step (of a row, where a batch goes forward): what the ledger says was
-    appended and what the target did. ``read``: how many of its tokens, the first ones, belong to the ``prompt`` with
-    images that was given before. ``number``: how many tokens the sequence had ever processed. ``removed``: keys had
-    been trimmed or rolled back from it."""
-
-    append: Append
-    seen: ForwardObservation
-    prompt: PromptInput | None = None
-    read: int = 0
-    sequence: int = 0
-    number: int = 0
-    removed: bool = False
-
-
 _NOTHING = Append((), range(0), (), (), range(0))
-
-
-@dataclass(frozen=True)
-class Told:
-    """One sequence after an operation: the ledger's side (state, absolute positions held) and what its caches say."""
-
-    state: SequenceState
-    held: tuple[int, ...]
-    lengths: tuple[CacheLengths, ...]
-    rows: tuple[CacheRows, ...]
-    memory: tuple[CacheMemory, ...] = ()
-
-
-@dataclass(frozen=True)
-class Step:
-    """One operation: the ledger's state on both sides, and the observations.
-
-    ``numbers``: how many tokens each sequence had ever processed before. ``effective``: did an operation on the whole
-    state, or on the batch, do anything, by the ledger? ``refuses``: a trim or rollback that the ledger says must be
-    refused. ``replaced``: the sequence that now has another state in the
-    place of its own. ``rows``: the sequences in the batch, once those have left that the operation takes out.
-    """
-
-    index: int
-    operation: Operation
-    before: SequenceState
-    after: SequenceState
-    owner: Owner
-    forwards: tuple[ForwardStep, ...] = ()
-    expected_removed: int | None = None  # None for an operation that removes nothing by nature
-    removal: RemovalObservation | None = None
-    told: tuple[Told, ...] = ()  # of every sequence, in order; () after an error
-    bystanders: tuple[tuple[int, Told], ...] = ()  # after an error: those that the operation is not about
-    numbers: tuple[int, ...] = ()
-    effective: bool | None = None  # None for other operations
-    replaced: int | None = None
-    copied: CopyObservation | None = None
-    rows: tuple[int, ...] = ()
-    refuses: bool = False
-    arguments: ArgumentsObservation | None = None  # None unless they are watched
-
-    @property
-    def acted(self) -> frozenset[int]:
-        """The sequences that the operation is about, all others being bystanders."""
-        if isinstance(self.operation, BATCHES):
-            return frozenset(self.rows)
-        return frozenset({self.operation.index if self.replaced is None else self.replaced})
-
-    @property
-    def error(self) -> str | None:
-        if self.removal is not None and self.removal.error is not None:
-            return self.removal.error
-        if self.copied is not None and self.copied.error is not None:
-            return self.copied.error
-        return next((f.seen.error for f in self.forwards if f.seen.error is not None), None)
 
 
 class Execution:
     """A program in the making on one target. After an error the session is not to be trusted: ``stopped``.
 
     ``tell``: ask the caches after every operation (a run that is only compared by its logits need not); ``attention``:
-    have the values of attention calls told, and arguments watched, by a target that can.
+    have the values of attention calls told, and arguments watched, by a target that can. ``given``: what quantised
+    caches were given.
     """
 
     def __init__(
@@ -130,7 +55,9 @@ class Execution:
         self._tell = tell
         self.target = target
         self.owners = owners
-        self._pool = PoolLedger(owners, target.rules)
+        widths = target.row_widths if Capability.QUANTISE in target.capabilities else ()
+        self._pool = PoolLedger(owners, target.rules, target.row_storage, widths)
+        self.given = GivenRows()
         self.steps: list[Step] = []
         self._processed = [0] * len(owners)  # only ever grows: no copy gets the same tokens again
         self._total = 0  # tokens of all sequences, processed here
@@ -228,6 +155,11 @@ class Execution:
         everybody = range(len(self.owners))
         if self._tell and step.error is None:
             step = replace(step, told=tuple(map(self._told, everybody)))
+            for forward in forwards:
+                self.given.take(forward.append.numbers, forward.append.positions, forward.seen.given)
+            if isinstance(operation, QuantizeCache) and effective and self.steps:
+                was = self.steps[-1].told[index]  # as given: rows that were not quantised stay what they were
+                self.given.take(was.numbers, was.held, was.rows)
         elif self._tell:
             others = (index for index in everybody if index not in step.acted)
             step = replace(step, bystanders=tuple((index, self._told(index)) for index in others))
@@ -238,7 +170,7 @@ class Execution:
         ledger = self.ledgers[sequence]
         lengths, rows = self._session.lengths(sequence), self._session.rows(sequence)
         memory = self._session.memory(sequence) if Capability.BYTES in self.target.capabilities else ()
-        return Told(ledger.state(), tuple(ledger.held), lengths, rows, memory)
+        return Told(ledger.state(), tuple(ledger.held), lengths, rows, memory, tuple(ledger.numbers))
 
     def _read(self, operation: Prefill) -> ForwardStep:
         """The first forward of a prompt with images. ValueError from a target that takes none, and on a second one."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from harness.execution import Execution, Step
+from harness.execution import Execution
 from harness.findings import Finding, report
 from harness.judging import Evidence, Judgement, Property
 from harness.operations import Operation, Owner, Program
+from harness.steps import Step
 from harness.target import Target
 from harness.turns import Turns
 

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from harness.execution import Execution, ForwardStep, Step, execute, execute_numbered
+from harness.comparison import recut_tolerance
+from harness.execution import Execution, execute, execute_numbered
 from harness.findings import Violation
 from harness.lives import Life, live_again, lives
 from harness.oracle import Expected, History
 from harness.retelling import Line, untrimmed, without_batches, without_rejected
+from harness.steps import ForwardStep, Step
 from harness.target import AttentionCall, Capability, ForwardObservation
 from harness.witnessing import history
 
@@ -118,7 +120,7 @@ class Evidence:
         started = time.perf_counter()
         expected = whom(self.history)
         self.witness_seconds[name] = time.perf_counter() - started
-        return expected
+        return self.history.of_run(expected)
 
     @property
     def executions(self) -> tuple[Execution, ...]:
@@ -157,6 +159,12 @@ class Property:
         """Can this run be decisive at all, by what is known without running it again? Asked where ``runs_again``: a
         program that has nothing to show takes nobody's turn."""
         return True
+
+
+def recut_limit(run: Execution) -> float:
+    """``comparison.recut_tolerance`` of all storages from which a program has read."""
+    read = {forward.append.storage for step in run.steps for forward in step.forwards}
+    return recut_tolerance(run.target.identity.storage, *read)
 
 
 def attention_calls(run: Execution, forward: ForwardStep) -> Iterator[tuple[int, AttentionCall]]:

@@ -16,6 +16,7 @@ from harness.operations import (
     Fork,
     Operation,
     Owner,
+    QuantizeCache,
     Reset,
     Restore,
     Rollback,
@@ -24,7 +25,7 @@ from harness.operations import (
     TrimFront,
     rows_after,
 )
-from harness.rules import CacheRule
+from harness.rules import CacheRule, fits
 
 SINKS = 4  # slots that the second generation of enforce_max_kv_size keeps, and the floor of a context shift
 
@@ -34,7 +35,7 @@ class SequenceState:
     """A snapshot of one sequence. ``trimmed``: a front trim has removed something; ``removed``: any trim or rollback
     has, so that the live length is no longer the number of tokens ever written. ``read``: how many positions were read
     with images, and ``images`` those of them where an image stands, one range for each run of placeholders;
-    ``forgotten``: some cache no longer has a key that another one holds."""
+    ``forgotten``: some cache no longer has a key that another one holds; ``storage``: how its rows are stored."""
 
     offset: int
     live_start: int
@@ -44,6 +45,7 @@ class SequenceState:
     read: int = 0
     images: tuple[range, ...] = ()
     forgotten: bool = False
+    storage: str = "rows"
 
     def __str__(self) -> str:
         return f"offset {self.offset}, live_start {self.live_start}, live_len {self.live_len}"
@@ -56,7 +58,7 @@ class Append:
     program processes; ``held_numbers``: of those held, in slot order. After a rollback a position comes a second time,
     a number never does. ``padding`` and ``behind``: in a batch, slots in front of the keys held and behind the new ones
     that hold nothing; ``rows``: how many sequences the forward extends; ``ruled``: the padding in front on layers whose
-    caches have these rules, where every row has forgotten as much as it does by itself."""
+    caches have these rules, where every row has forgotten as much as it does by itself; ``storage``: of those held."""
 
     held: tuple[int, ...]
     positions: range
@@ -67,6 +69,7 @@ class Append:
     behind: int = 0
     rows: int = 1
     ruled: tuple[tuple[CacheRule, int], ...] = ()
+    storage: str = "rows"
 
     @property
     def slots(self) -> int:
@@ -82,8 +85,8 @@ class SequenceLedger:
     as are held; ``begun``: it has had a forward.
 
     ``held`` is what a cache without a rule holds. ``kept`` says for every rule among the layers what a cache with that
-    rule still has; ``refused``: the last trim or rollback was one that such a cache cannot do, so nobody did it;
-    ``dense``: some cache has no rule."""
+    rule still has; ``refused``: the last trim or rollback was one that such a cache cannot do, or the last quantisation
+    one of rows that cannot be stored so, so nobody did it; ``dense``: some cache has no rule; ``storage``: of all."""
 
     owner: Owner = "pool"
     held: list[int] = field(default_factory=list)
@@ -99,6 +102,7 @@ class SequenceLedger:
     kept: dict[CacheRule, list[int]] = field(default_factory=dict)
     refused: bool = False
     dense: bool = True
+    storage: str = "rows"
 
     @property
     def live_len(self) -> int:
@@ -122,7 +126,8 @@ class SequenceLedger:
     def state(self) -> SequenceState:
         lengths = self.offset, self.live_start, self.live_len
         forgotten = any(len(kept) < len(self.held) for kept in self.kept.values())
-        return SequenceState(*lengths, self.trimmed, self.removed, len(self.prompt), self.images, forgotten)
+        prompt = len(self.prompt)
+        return SequenceState(*lengths, self.trimmed, self.removed, prompt, self.images, forgotten, self.storage)
 
     def read(self, tokens: tuple[int, ...], places: list[Place], images: tuple[range, ...], source: object) -> None:
         """A prompt with images, of which the forwards from position 0 on will take their tokens."""
@@ -135,7 +140,8 @@ class SequenceLedger:
         delta = max(map(max, self.prompt)) + 1 - len(self.prompt) if self.prompt else 0  # what images save, behind them
         behind = ((position + delta,) * 3 for position in positions[len(read) :])
         numbers = range(number, number + tokens)
-        seen = Append(tuple(self.held), positions, (*read, *behind), tuple(self.numbers), numbers)
+        places, held_numbers = (*read, *behind), tuple(self.numbers)
+        seen = Append(tuple(self.held), positions, places, held_numbers, numbers, storage=self.storage)
         self.held.extend(positions)
         self.numbers.extend(numbers)
         self.kept = {rule: [*rule.seen_from(self.offset, kept), *positions] for rule, kept in self.kept.items()}
@@ -229,21 +235,32 @@ def _paddings(lengths: list[int]) -> list[int]:
 class PoolLedger:
     """All sequences of a pool, and its slots for snapshots (by number, as far as they hold one)."""
 
-    def __init__(self, owners: tuple[Owner, ...], rules: Iterable[CacheRule | None] = (None,)) -> None:
-        """``rules``: of the caches of a sequence, None of one without."""
+    def __init__(
+        self,
+        owners: tuple[Owner, ...],
+        rules: Iterable[CacheRule | None] = (None,),
+        storage: str = "rows",
+        widths: Iterable[tuple[int, int]] = (),
+    ) -> None:
+        """``rules``: of the caches of a sequence, None of one without; ``storage``: of their rows, at first;
+        ``widths``: numbers in a row of their keys and of their values."""
         self._rules = tuple(dict.fromkeys(rules))
+        self._storage = storage
+        self._widths = frozenset(width for both in widths for width in both)
         self.sequences = [self._fresh(owner) for owner in owners]
         self.slots: dict[int, SequenceLedger] = {}
         self.batch: tuple[int, ...] = ()
 
     def _fresh(self, owner: Owner) -> SequenceLedger:
         kept: dict[CacheRule, list[int]] = {rule: [] for rule in self._rules if rule is not None}
-        return SequenceLedger(owner, kept=kept, dense=None in self._rules)
+        return SequenceLedger(owner, kept=kept, dense=None in self._rules, storage=self._storage)
 
     def gather(self, operation: Operation) -> bool:
         """Let join and leave the batch who does so as the operation begins; returns whether anyone did."""
         before = self.batch
-        self.batch = rows_after(before, operation, [sequence.owner for sequence in self.sequences])
+        rows = rows_after(before, operation, [sequence.owner for sequence in self.sequences])
+        # One cache holds all rows of a batch: who stores them otherwise than its first sequence stays out.
+        self.batch = tuple(row for row in rows if self.sequences[row].storage == self.sequences[rows[0]].storage)
         return self.batch != before
 
     def append(self, counts: tuple[int, ...], number: int) -> list[Append]:
@@ -279,7 +296,14 @@ class PoolLedger:
                 return False
             self.sequences[operation.into] = sequence.copied("pool")
         elif isinstance(operation, Reset):
-            self.sequences[index] = self._fresh("pool")
+            self.sequences[index] = replace(self._fresh("pool"), storage=sequence.storage)
+        elif isinstance(operation, QuantizeCache):
+            sequence.refused = sequence.storage != "rows" or not all(
+                fits(operation.storage, width) for width in self._widths
+            )
+            if sequence.refused:
+                return False
+            sequence.storage = operation.storage
         elif not isinstance(operation, SaveLoad):
             raise TypeError(f"{operation!r} copies nothing")
         return True

@@ -24,6 +24,7 @@ from harness.operations import (
     Operation,
     Owner,
     Prefill,
+    QuantizeCache,
     Reset,
     Restore,
     Rollback,
@@ -32,6 +33,7 @@ from harness.operations import (
     TrimFront,
     Verify,
 )
+from harness.rules import QuantisedStorage
 from harness.tally import GROWTH
 from harness.target import Capability, Target
 from harness.turns import Turns
@@ -202,6 +204,16 @@ class ProgramMachine(BatchRules):
     def reset_and_reuse(self, sequence: int, tokens: int) -> None:
         index = self._sequence(sequence)
         self._apply(Reset(index))
+        self._extend(index, tokens)
+
+    @able(Capability.QUANTISE)
+    @rule(sequence=draw.sequences, storage=draw.storages, fresh=draw.freshly, tokens=draw.chunk_sizes)
+    def quantise_and_go_on(self, sequence: int, storage: QuantisedStorage, fresh: bool, tokens: int) -> None:
+        """``fresh``: of a sequence that starts again, so that its caches hold no row whose width they could see."""
+        index = self._sequence(sequence)
+        if fresh:
+            self._apply_able((Reset(index),))
+        self._apply(QuantizeCache(storage, index))
         self._extend(index, tokens)
 
     def teardown(self) -> None:

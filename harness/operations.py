@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
 from harness.batches import BATCHES, Batch, BatchDecode, BatchForward, BatchOperation, rows_after, tokens_in_batch
-from harness.copies import COPIES, Fork, Reset, Restore, SaveLoad, Snapshot
+from harness.copies import COPIES, Fork, QuantizeCache, Reset, Restore, SaveLoad, Snapshot
 from harness.media import Media, MediaError, check_media, media_from_json
 from harness.operation import (
     MAX_COUNT,
@@ -274,6 +274,7 @@ __all__ = [
     "Owner",
     "Prefill",
     "Program",
+    "QuantizeCache",
     "Reset",
     "Restore",
     "Rollback",

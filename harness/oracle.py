@@ -67,6 +67,10 @@ class History:
     ``tokens``, ``positions`` (absolute): [S]; ``places``: M-RoPE ids [3, S]; ``visible``: bool [S, S], may row i see
     column j on a layer without a window? ``prompts``: those with images; ``prompt_of`` [S]: the index of the one that a
     token belongs to (it stands there at its position), -1 for text behind or without one.
+
+    ``storages`` [S]: as what the rows of a token are read. One that was cached as given and quantised later stands here
+    again behind itself, with its rows as they are read then; what it sees is what the token saw. ``itself`` [S]: where
+    the token stands as it was processed.
     """
 
     tokens: np.ndarray[Any, Any]
@@ -75,6 +79,19 @@ class History:
     visible: np.ndarray[Any, Any]
     prompts: tuple[PromptInput, ...]
     prompt_of: np.ndarray[Any, Any]
+    storages: np.ndarray[Any, Any]
+    itself: np.ndarray[Any, Any]
+
+    @property
+    def processed(self) -> np.ndarray[Any, Any]:
+        """Where the tokens of the run stand, by number."""
+        return np.unique(self.itself)
+
+    def of_run(self, expected: Expected) -> Expected:
+        """What is expected of the tokens of the run alone."""
+        rows = self.processed
+        choice, rounding = (None if gap is None else gap[rows] for gap in (expected.choice_gap, expected.rounding_gap))
+        return Expected(expected.logits[rows], choice, rounding, expected.dtype)
 
     def shown(self, window: int | None, rule: CacheRule | None = None) -> np.ndarray[Any, Any]:
         """``visible`` on a layer with this window (of positions, the token's own included) and a cache of this rule."""
@@ -90,8 +107,8 @@ class Expected:
 
     Two things may go either way by rounding alone. ``choice_gap`` [S]: how near the nearest choice of experts was, in
     softmax scores, among all that the token rests on (its own, and those of the tokens that it sees, layer by layer);
-    ``rounding_gap`` [S]: the same for the rounding of an Int8 cache, in steps. None: not known, or there is no
-    such thing.
+    ``rounding_gap`` [S]: the same for the rounding of a quantised cache, in steps of 1/127 of what it spans. None: not
+    known, or there is no such thing.
     """
 
     logits: np.ndarray[Any, Any]

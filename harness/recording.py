@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from harness.execution import Execution, ForwardStep, Step
+from harness.execution import Execution
 from harness.findings import Finding
 from harness.ledger import SequenceState
+from harness.steps import ForwardStep, Step
 from harness.target import PositionCall
 from harness.trace import Trace
 
@@ -52,6 +53,8 @@ def _step(run: Execution, step: Step) -> dict[str, Any]:
     if step.copied is not None:
         body["caches"] = step.copied.caches
         body["effective"] = step.effective
+        if step.removal is None and (step.refuses or step.copied.refused is not None):
+            body["must_be_refused"], body["refused"] = step.refuses, step.copied.refused
     if step.error is not None:
         body["error"] = " ".join(step.error.split())
     return body

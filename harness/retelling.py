@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from harness.execution import ForwardStep, Step
 from harness.ledger import PoolLedger
 from harness.operations import (
     BATCHES,
@@ -17,6 +16,7 @@ from harness.operations import (
     Operation,
     Owner,
     Prefill,
+    QuantizeCache,
     Reset,
     Restore,
     Rollback,
@@ -24,6 +24,7 @@ from harness.operations import (
     TrimFront,
     Verify,
 )
+from harness.steps import ForwardStep, Step
 
 
 @dataclass
@@ -95,7 +96,7 @@ class _Teller:
                 self._trim(step, removed)
         elif step.effective is not None:
             self._tell(step, operation)
-            if self._pool.apply(operation):
+            if self._pool.apply(operation) and not isinstance(operation, QuantizeCache):  # which makes no other state
                 self._copy(operation)
 
     def _tell(self, step: Step, operation: Operation) -> None:
@@ -178,6 +179,7 @@ def untrimmed(steps: Sequence[Step]) -> list[int]:
     kept: list[int] = []
     lost: set[int] = set()
     lost_slots: set[int] = set()
+    stored: dict[int, str] = {}  # how the rows of a sequence are stored where its lost steps are left out
     for step in steps:
         operation, index = step.operation, step.operation.index
         if isinstance(operation, BATCHES):
@@ -190,14 +192,18 @@ def untrimmed(steps: Sequence[Step]) -> list[int]:
         if step.effective and isinstance(operation, Restore):
             _mark(lost, index, operation.slot in lost_slots)
         elif step.effective and isinstance(operation, Reset):
-            lost.discard(index)
+            if step.after.storage == stored.get(index, steps[0].before.storage):
+                lost.discard(index)
         elif step.after.trimmed or step.after.forgotten or step.error is not None:
             lost.add(index)
         if step.effective and isinstance(operation, Snapshot):
             _mark(lost_slots, operation.slot, index in lost)
         elif step.effective and isinstance(operation, Fork):
             _mark(lost, operation.into, index in lost)
+            if index not in lost:
+                stored[operation.into] = step.after.storage
         if index not in lost:
+            stored[index] = step.after.storage
             kept.append(step.index)
     return kept
 

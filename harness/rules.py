@@ -1,4 +1,4 @@
-"""What a cache forgets by a rule of its own, by absolute position.
+"""What a cache forgets by a rule of its own, by absolute position; and which rows a quantised one can take.
 
 A rotating cache keeps the newest keys of a window, and sinks in front of them; a chunked one the keys of its last
 chunk. The ledger knows the rule alone, and nothing of rings and slots.
@@ -8,6 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
+
+QuantisedStorage = Literal["int8", "affine8", "affine4"]
+"""``int8``: symmetric, one fp16 scale a row; ``affine8``, ``affine4``: with 8 or 4 bits, a scale and a bias for every
+``GROUP`` numbers of a row. (``rows``: as given.)"""
+
+GROUP = 32
+
+
+def fits(storage: str, width: int) -> bool:
+    """Can rows of so many numbers be stored so?"""
+    return not storage.startswith("affine") or width % GROUP == 0
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from harness.operations import (
     Operation,
     Owner,
     Prefill,
+    QuantizeCache,
     Reset,
     Restore,
     Rollback,
@@ -22,6 +23,7 @@ from harness.operations import (
     Snapshot,
     Verify,
 )
+from harness.rules import QuantisedStorage
 
 T = TypeVar("T")
 
@@ -68,6 +70,12 @@ rounds = st.integers(1, 2)
 
 #: Slots for snapshots: few, so that they are written twice and read twice.
 slots = weighted((6, st.just(0)), (2, st.just(1)), (1, st.integers(2, 3)))
+#: What a cache is quantised to; most widths of tiny models fit the first alone.
+storages: st.SearchStrategy[QuantisedStorage] = weighted(
+    (3, st.just("int8")), (1, st.just("affine8")), (1, st.just("affine4"))
+)
+#: Does it start again first?
+freshly = st.booleans()
 #: What happens between a snapshot and its return.
 detours = st.sampled_from(("chunk", "decode", "trim", "rollback", "enforce", "reset"))
 times_back = st.integers(1, 2)
@@ -86,6 +94,7 @@ _early: st.SearchStrategy[Few] = weighted(
 _ends: tuple[Few, ...] = (
     (),
     (SaveLoad(),),
+    (QuantizeCache("int8"), SaveLoad()),
     (Reset(),),
     (Restore(0), SaveLoad()),
     (Restore(0),),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from harness.execution import Execution, Step
+from harness.execution import Execution
 from harness.findings import Finding
 from harness.judging import Evidence, Judgement, Property, is_blind
 from harness.operations import (
@@ -21,6 +21,7 @@ from harness.operations import (
     Verify,
     tokens_of,
 )
+from harness.steps import Step
 from harness.target import Target
 
 IMAGE_STATES = (

@@ -21,7 +21,7 @@ from harness.calls import MaskKind as MaskKind
 from harness.calls import PositionCall as PositionCall
 from harness.capability import Capability as Capability
 from harness.operations import EnforceMaxKvSize, Owner
-from harness.rules import CacheRule
+from harness.rules import CacheRule, QuantisedStorage
 
 if TYPE_CHECKING:
     from harness.oracle import Expected, History
@@ -61,7 +61,8 @@ class PromptInput:
 @dataclass(frozen=True)
 class ForwardObservation:
     """One forward: ``logits`` [l, vocab] (None if it raised), the calls the probe saw, seconds in the model, and the
-    error as ``Type: message``."""
+    error as ``Type: message``. ``given``: the rows of its tokens as every cache was given them, [1, H, l, D], where the
+    caches are quantised and the target has the capability QUANTISE; else ()."""
 
     tokens: tuple[int, ...]
     logits: np.ndarray[Any, Any] | None
@@ -69,6 +70,7 @@ class ForwardObservation:
     positions: tuple[PositionCall, ...] = ()
     seconds: float = 0.0
     error: str | None = None
+    given: tuple[CacheRows, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,10 +85,12 @@ class RemovalObservation:
 
 @dataclass(frozen=True)
 class CopyObservation:
-    """What an operation on the whole state of a sequence reports: how many caches it copied, wrote or emptied."""
+    """What an operation on the whole state of a sequence reports: how many caches it copied, wrote or emptied.
+    ``refused``: why it did nothing, as in ``RemovalObservation``."""
 
     caches: int = 0
     error: str | None = None
+    refused: str | None = None
 
 
 @dataclass(frozen=True)
@@ -201,6 +205,10 @@ class Session(Protocol):
         """The sequence starts again from nothing and holds no memory."""
         ...
 
+    def quantise(self, sequence: int, storage: QuantisedStorage) -> CopyObservation:
+        """The caches of the sequence store their rows so from now on, or all refuse. Capability QUANTISE."""
+        ...
+
     def batch(self, rows: tuple[int, ...]) -> CopyObservation:
         """From now on these sequences are the batch: those that are in it stay, in this order, the others join behind
         them, who is not named goes on by itself. Capability BATCH."""
@@ -260,6 +268,17 @@ class Target(Protocol):
     @property
     def rules(self) -> tuple[CacheRule | None, ...]:
         """Of every attention layer, as many and in that order: what its cache forgets by itself; None for nothing."""
+        ...
+
+    @property
+    def row_storage(self) -> str:
+        """How its caches store rows at first: ``rows``, or a QuantisedStorage."""
+        ...
+
+    @property
+    def row_widths(self) -> tuple[tuple[int, int], ...]:
+        """Of every attention layer, in that order: how many numbers are in a row of keys and of values; asked with the
+        capability QUANTISE only."""
         ...
 
     def open(self, owners: tuple[Owner, ...]) -> Session: ...

@@ -19,6 +19,7 @@ from properties.memory import MemoryIsGivenBack
 from properties.outputs import OutputsEqualTheCacheFreeForward, OutputsEqualTheWitness
 from properties.positions import PositionsAreAbsolute
 from properties.purity import OperationsArePure
+from properties.quantised import QuantisedRowsStayWithinTheirBound
 from properties.reproducibility import SameProgramSameBytes, UntrimmedOutputsAreByteIdentical
 from properties.retold import ChunksEqualOneShot, RollbackEqualsNeverSpeculated
 from properties.rows import CachedRowsStayWhatTheyWere
@@ -31,6 +32,7 @@ ALL: tuple[Property, ...] = (
     TrimReportsWhatItRemoved(),
     BatchesKeepTheirRows(),
     CachedRowsStayWhatTheyWere(),
+    QuantisedRowsStayWithinTheirBound(),
     SnapshotsGiveBackWhatTheyTook(),
     ForksShareNothing(),
     SequencesAreIsolated(),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from harness.comparison import recut_tolerance
-from harness.execution import Execution, Step
+from harness.execution import Execution
 from harness.findings import Violation
-from harness.judging import Evidence, Judgement, Property
+from harness.judging import Evidence, Judgement, Property, recut_limit
 from harness.operations import Batch
+from harness.steps import Step
 from harness.target import Capability
 from properties.copies import first_change
 from properties.reproducibility import unless_noise
@@ -67,7 +67,7 @@ class BatchRowsEqualSoloRuns(Property):
         lines = evidence.without_batches
         if not any(line.forwards and line.forwards[0].append.rows > 1 for line in lines):
             return Judgement()
-        limit = recut_tolerance(evidence.run.target.identity.storage)
+        limit = recut_limit(evidence.run)
         looked = decisive = 0
         worst = 0.0
         for line, twin in zip(lines, evidence.solo.steps, strict=False):

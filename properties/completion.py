@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.execution import Execution, Step
+from harness.execution import Execution
 from harness.findings import Violation
 from harness.judging import Judgement, Property
+from harness.steps import Step
 
 
 class EveryOperationCompletes(Property):

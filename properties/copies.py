@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from harness.comparison import compare_bytes
-from harness.execution import Execution, Step, Told
+from harness.execution import Execution
 from harness.findings import Violation
 from harness.judging import Judgement, Property
-from harness.operations import BATCHES, Batch, Fork, Reset, Restore, SaveLoad, Snapshot
+from harness.operations import BATCHES, Batch, Fork, QuantizeCache, Reset, Restore, SaveLoad, Snapshot
+from harness.steps import Step, Told
 from harness.target import CacheLengths, Capability
 
 _TOLD = frozenset({Capability.LENGTHS, Capability.ROWS})
@@ -179,7 +180,8 @@ def _others(run: Execution, step: Step) -> Iterator[int]:
 
 def _changes(step: Step) -> bool:
     """Did the operation change the state of a sequence?"""
-    return bool(step.forwards) or bool(step.expected_removed) or step.replaced is not None
+    quantised = isinstance(step.operation, QuantizeCache) and bool(step.effective)
+    return bool(step.forwards) or bool(step.expected_removed) or step.replaced is not None or quantised
 
 
 def _pasts(run: Execution, before: int) -> list[int]:

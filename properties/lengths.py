@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from harness.execution import Execution, Step
+from harness.execution import Execution
 from harness.findings import Violation
 from harness.judging import Judgement, Property, attention_calls
 from harness.ledger import Append, SequenceState
 from harness.operations import EnforceMaxKvSize
 from harness.oracle import of_layer
+from harness.steps import Step
 from harness.target import CacheLengths, Capability
 
 

@@ -6,11 +6,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from harness.execution import Execution, ForwardStep, Step
+from harness.execution import Execution
 from harness.findings import Violation
 from harness.judging import Judgement, Property, attention_calls
 from harness.oracle import PADDING, key_positions, of_layer, visible_set
 from harness.rules import CacheRule
+from harness.steps import ForwardStep, Step
 from harness.target import AttentionCall, Capability
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from harness.execution import Execution, Step
+from harness.execution import Execution
 from harness.findings import Violation
 from harness.judging import Judgement, Property
 from harness.operations import EnforceMaxKvSize, Reset, TrimFront
+from harness.steps import Step
 from harness.target import Capability
 
 GROWTH = 256  # slots by which a cache may be larger than what it holds

@@ -8,17 +8,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from harness.comparison import allowed
-from harness.execution import ForwardStep, Step
+from harness.comparison import allowed, recut_tolerance
 from harness.findings import Violation
-from harness.judging import Evidence, Judgement, Property
+from harness.judging import Evidence, Judgement, Property, recut_limit
 from harness.oracle import Expected
+from harness.steps import ForwardStep, Step
 from harness.target import Capability
 from properties.reproducibility import UNREPEATED, repeats_itself
 
 _DECISIVE = (
     "a forward from whose sequence keys were trimmed or rolled back before, or a chunk (l > 1) behind cached keys; and "
-    "no near tie of experts, no rounding of an Int8 cache that could go either way"
+    "no near tie of experts, no rounding of a quantised cache that could go either way"
 )
 
 
@@ -40,9 +40,10 @@ class _OutputsEqual(Property, ABC):
             return Judgement(1, 1, violation=Violation(None, f"{self.name} raised {' '.join(expected.split())}"))
         limits, strict = allowed(
             expected.dtype,
-            evidence.history.positions,
+            evidence.history.positions[evidence.history.processed],
             _smaller(evidence, expected, "choice_gap"),
             _smaller(evidence, expected, "rounding_gap"),
+            max(recut_tolerance("int8"), recut_limit(evidence.run)),  # the least that rounding can do
         )
         unit = float(expected.logits.std()) or 1.0
         looked = decisive = 0

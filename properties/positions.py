@@ -6,10 +6,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from harness.execution import Execution, Step
+from harness.execution import Execution
 from harness.findings import Violation
 from harness.judging import Judgement, Property, positions_are_whole
 from harness.oracle import of_layer
+from harness.steps import Step
 from harness.target import Capability
 
 _AXES = ("T", "H", "W")

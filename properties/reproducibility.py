@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from harness.comparison import compare_bytes
-from harness.execution import Execution, Step
+from harness.execution import Execution
 from harness.findings import Violation
 from harness.judging import Evidence, Judgement, Property
+from harness.steps import Step
 from harness.target import Capability
 
 UNREPEATED = "the target does not repeat itself (same_program_same_bytes)"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from harness.comparison import distance, recut_tolerance
-from harness.execution import ForwardStep
+from harness.comparison import distance
 from harness.findings import Violation
-from harness.judging import Evidence, Judgement, Property
+from harness.judging import Evidence, Judgement, Property, recut_limit
+from harness.steps import ForwardStep
 from harness.target import Capability, ForwardObservation
 from properties.reproducibility import unless_noise
 
@@ -33,7 +33,7 @@ class RollbackEqualsNeverSpeculated(Property):
         lines = evidence.without_rejected
         if not any(line.behind and line.tokens for line in lines):
             return Judgement()
-        limit = recut_tolerance(evidence.run.target.identity.storage)
+        limit = recut_limit(evidence.run)
         looked = decisive = 0
         worst = 0.0
         for line, twin in zip(lines, evidence.unspeculated.steps, strict=False):
@@ -68,7 +68,7 @@ class ChunksEqualOneShot(Property):
     def _judge(evidence: Evidence) -> Judgement:
         if not evidence.relived:
             return Judgement()
-        limit = recut_tolerance(evidence.run.target.identity.storage)
+        limit = recut_limit(evidence.run)
         looked = decisive = 0
         worst = 0.0
         for life, size, forwards in evidence.relived:

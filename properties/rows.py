@@ -7,16 +7,18 @@ from typing import ClassVar
 import numpy as np
 
 from harness.comparison import compare_bytes
-from harness.execution import Execution, Step, Told
+from harness.execution import Execution
 from harness.findings import Violation
 from harness.judging import Judgement, Property
+from harness.steps import Step, Told
 from harness.target import CacheRows, Capability
 
 
 class CachedRowsStayWhatTheyWere(Property):
     id = "cached_rows_stay_what_they_were"
     sentence = (
-        "The key and value rows of a position are the same bytes, in its slot, for as long as the sequence holds it."
+        "The key and value rows of a position are the same bytes, in its slot, for as long as the sequence holds it, "
+        "or until it is quantised."
     )
     decisive_when = "a trim or rollback removed rows and others stayed"
     needs: ClassVar = frozenset({Capability.ROWS})
@@ -28,8 +30,8 @@ class CachedRowsStayWhatTheyWere(Property):
         before = run.steps[step.index - 1].told
         looked = decisive = 0
         for sequence, (old, new) in enumerate(zip(before, step.told, strict=True)):
-            if sequence == step.replaced:
-                continue  # other tokens stand at its positions now
+            if sequence == step.replaced or old.state.storage != new.state.storage:
+                continue  # other tokens stand at its positions now, or their rows have been quantised
             if not set(old.held).intersection(new.held) or not _comparable(old, new):
                 continue
             looked += 1

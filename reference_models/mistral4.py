@@ -291,4 +291,7 @@ TINY: dict[str, Config] = {
             llama_4_scaling_beta=0.5,
         ),
     ),
+    "rows-of-32": _tiny(
+        kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=32, v_head_dim=32, num_attention_heads=1
+    ),
 }

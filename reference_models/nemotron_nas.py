@@ -266,4 +266,5 @@ TINY: dict[str, Config] = {
         mlp_bias=True,
         rope_scaling=rope.Llama3Scaling(factor=4.0, original_max_position_embeddings=32),
     ),
+    "heads-of-32": _tiny(_block(2), _block(2), hidden_size=64, num_attention_heads=2),
 }

@@ -173,4 +173,10 @@ TINY: dict[str, Config] = {
         rope_scaling=rope.MRopeScaling((2, 3, 3)),
         vision=qwen2_vision.tiny(depth=4, num_heads=4, mlp_ratio=4, patch_size=2),
     ),
+    "vision-head-of-32": _tiny(
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        rope_scaling=rope.MRopeScaling((4, 6, 6)),
+        vision=qwen2_vision.tiny(),
+    ),
 }

@@ -15,6 +15,7 @@ from harness.faults import (
     one_path,
     outputs,
     purity,
+    quantised,
     reference,
     states,
     trims,
@@ -33,6 +34,7 @@ FAULTS: tuple[Fault, ...] = (
     + states.FAULTS
     + kinds.FAULTS
     + blocks.FAULTS
+    + quantised.FAULTS
     + kernels.FAULTS
     + batches.FAULTS
     + batch_models.FAULTS

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast, get_args
 
 import mlx.core as mx
 
 from harness.operations import Owner
 from harness.oracle import Expected, History
-from harness.rules import CacheRule
+from harness.rules import CacheRule, fits
 from harness.target import Capability, ImageFormat, Path, TargetIdentity
 from harness.targets.reference_session import ReferenceSession
 from harness.targets.witnesses import Witnesses
 from reference_models import registry
 from reference_models.drawn import drawn_variants, read_variant, variant_to_json
-from reference_models.engine import BlockPool, CacheSpec, KVCache, MaskPolicy, PagedKVCache
+from reference_models.engine import BlockPool, CacheSpec, KVCache, MaskPolicy, NoCache, PagedKVCache
 from reference_models.hf import ConfigError
 from reference_models.registry import FAMILIES, UnknownFamily, Variant, variants
 
@@ -25,6 +25,8 @@ KIND = "reference"
 CACHES: dict[str, CacheSpec] = {
     "rows": CacheSpec(),
     "int8": CacheSpec(storage="int8"),
+    "affine8": CacheSpec(storage="affine8"),
+    "affine4": CacheSpec(storage="affine4"),
     "paged-4": CacheSpec("paged", block=4),
     "rotating-6": CacheSpec("rotating", window=6),
     "rotating-9-sinks-3": CacheSpec("rotating", window=9, sinks=3),
@@ -47,6 +49,25 @@ class TargetError(ValueError):
 def _model(variant: Variant, seed: int) -> Any:
     """Building costs more than ten forwards; one model serves every policy, cache and example."""
     return variant.build(seed)
+
+
+@functools.lru_cache(maxsize=64)
+def _widths(variant: Variant, seed: int) -> tuple[tuple[int, int], ...]:
+    """Of the rows that the layers of a model give to their caches."""
+    model = _model(variant, seed)
+    caches = [_Told() for _ in model.attention_layers]
+    model(mx.array([[0]]), caches)  # nothing of it is computed
+    return tuple(cache.widths for cache in caches)
+
+
+class _Told(NoCache):
+    """Keeps the widths of what it is given."""
+
+    widths = (0, 0)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        self.widths = keys.shape[3], values.shape[3]
+        return keys, values
 
 
 @functools.lru_cache(maxsize=64)
@@ -128,6 +149,14 @@ class ReferenceTarget:
         windows = [spec.window or window if spec.kind == "rotating" else None for window in self.windows]
         return tuple(None if window is None else CacheRule(window, spec.sinks) for window in windows)
 
+    @property
+    def row_storage(self) -> str:
+        return CACHES[self.storage].storage
+
+    @property
+    def row_widths(self) -> tuple[tuple[int, int], ...]:
+        return _widths(self.variant, self.weights_seed)
+
     def describe(self) -> dict[str, Any]:
         """The configuration and options, JSON-able."""
         return {"config": dataclasses.asdict(self.variant.config), "options": dict(self.variant.options)}
@@ -138,11 +167,14 @@ class ReferenceTarget:
 
     def open(self, owners: tuple[Owner, ...]) -> ReferenceSession:
         model = _model(self.variant, self.weights_seed)
+        return ReferenceSession(model, self.policy, self._maker(model), owners, self.row_widths)
+
+    def _maker(self, model: Any) -> Callable[[], list[KVCache]]:
         spec = CACHES[self.storage]
         if spec.kind == "paged" and spec.block is not None:  # all sequences take their blocks from the same pools
             pools = [BlockPool(spec.block, spec.storage) for _ in self.attention_layers]
-            return ReferenceSession(model, self.policy, lambda: [PagedKVCache(pool) for pool in pools], owners)
-        return ReferenceSession(model, self.policy, lambda: self.make_caches(model), owners)
+            return lambda: [PagedKVCache(pool) for pool in pools]
+        return lambda: self.make_caches(model)
 
     def renew(self) -> None:
         _model.cache_clear()
@@ -152,10 +184,10 @@ class ReferenceTarget:
         return dataclasses.replace(self, policy="offset" if self.policy == "live" else "live")
 
     def witness(self, history: History) -> Expected:
-        return self._witnesses.float64(history, CACHES[self.storage].storage)
+        return self._witnesses.float64(history)
 
     def cache_free(self, history: History) -> Expected:
-        return self._witnesses.cache_free(history, CACHES[self.storage].storage)
+        return self._witnesses.cache_free(history)
 
     @property
     def _witnesses(self) -> Witnesses:
@@ -187,12 +219,18 @@ def targets(
 
 @functools.cache
 def _shows(family: str, kind: str, path: Path) -> Variant | None:
-    """The variant that shows a kind of caches."""
+    """The variant that shows a kind of caches; its rows must fit them."""
     for variant in variants(family):
         if path == "images" and not variant.reads_images:
             continue
         target = ReferenceTarget(variant, storage=kind)
-        if len(target.attention_layers) > 1 and any(target.windows) == (kind == "rotating-layers"):
+        layers = len(target.attention_layers) > 1
+        storage = target.row_storage
+        if storage.startswith("affine"):
+            layers &= all(fits(storage, width) for both in target.row_widths for width in both)
+        elif any(target.windows) != (kind == "rotating-layers"):
+            continue
+        if layers:
             return variant
     return None
 

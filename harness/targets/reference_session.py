@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from harness.operations import EnforceMaxKvSize, Owner
 from harness.probe import PositionHook, Probe, Record
 from harness.rows_of_a_batch import rows_of
+from harness.rules import QuantisedStorage
 from harness.target import (
     ArgumentsObservation,
     CacheLengths,
@@ -29,7 +31,7 @@ from harness.target import (
 from harness.targets.watch import Watch
 from harness.targets.witnesses import images_of
 from reference_models import rope
-from reference_models.engine import BatchPool, CannotTrim, KVCache, MaskPolicy, enforce_max_kv_size
+from reference_models.engine import BatchPool, CannotQuantise, CannotTrim, KVCache, MaskPolicy, enforce_max_kv_size
 from reference_models.prompt import Images, Prompt
 
 #: Where our models hand out absolute positions other than through ``mx.fast.rope``.
@@ -51,8 +53,14 @@ class ReferenceSession:
     """One CachePool with the caches of every sequence (as ``make_caches`` makes them), and their prompts."""
 
     def __init__(
-        self, model: Any, policy: MaskPolicy, make_caches: Callable[[], list[KVCache]], owners: tuple[Owner, ...]
+        self,
+        model: Any,
+        policy: MaskPolicy,
+        make_caches: Callable[[], list[KVCache]],
+        owners: tuple[Owner, ...],
+        widths: Sequence[tuple[int, int]] = (),
     ) -> None:
+        self._widths = widths  # of the rows of each cache
         self._model = model
         self._policy = policy
         self._probe = _probe()
@@ -73,9 +81,11 @@ class ReferenceSession:
             except Exception as failure:  # as below
                 return ForwardObservation(tuple(tokens), None, error=f"{type(failure).__name__}: {failure}")
         read = {} if (kept := self._prompts[sequence]) is None else {"prompt": kept}
-        logits, record, seconds, error = self._watched(ids, caches, read)
+        with _given_to(caches) as given:
+            logits, record, seconds, error = self._watched(ids, caches, read)
         logits = None if logits is None else logits[0]
-        return ForwardObservation(tuple(tokens), logits, record.attention(), record.positions(), seconds, error)
+        seen = ForwardObservation(tuple(tokens), logits, record.attention(), record.positions(), seconds, error)
+        return replace(seen, given=_rows_given(given, 0, len(tokens))) if given and error is None else seen
 
     def _read(self, tokens: mx.array, images: Images) -> Prompt:
         with self._watch.over_images(tokens, images) if self._watch else nullcontext():
@@ -120,8 +130,12 @@ class ReferenceSession:
             cache.prepare(lengths)
         prompts = [self._prompts[self._ids.index(seq)] for seq in self._pool.rows]
         read: dict[str, Any] = {"prompt": prompts} if any(prompts) else {}
-        logits, record, seconds, error = self._watched(ids, caches, read)
-        return rows_of(tokens, logits, record.attention(), record.positions(), seconds, error)
+        with _given_to(caches) as given:
+            logits, record, seconds, error = self._watched(ids, caches, read)
+        seen = rows_of(tokens, logits, record.attention(), record.positions(), seconds, error)
+        if not given or error is not None:
+            return seen
+        return tuple(replace(each, given=_rows_given(given, row, lengths[row])) for row, each in enumerate(seen))
 
     def trim_front(self, sequence: int, n: int, keep: int) -> RemovalObservation:
         return self._removal(lambda: self._pool.trim_front(self._ids[sequence], n, keep).removed)
@@ -193,10 +207,15 @@ class ReferenceSession:
             self._prompts[sequence] = None
         return seen
 
+    def quantise(self, sequence: int, storage: QuantisedStorage) -> CopyObservation:
+        return self._copy(lambda: self._pool.to_storage(self._ids[sequence], storage, self._widths))
+
     @staticmethod
     def _copy(act: Callable[[], int]) -> CopyObservation:
         try:
             return CopyObservation(act())
+        except CannotQuantise as refusal:
+            return CopyObservation(refused=str(refusal))
         except Exception as failure:  # as in forward
             return CopyObservation(error=f"{type(failure).__name__}: {failure}")
 
@@ -208,6 +227,32 @@ class ReferenceSession:
             return RemovalObservation(refused=str(refusal))
         except Exception as failure:  # as in forward
             return RemovalObservation(error=f"{type(failure).__name__}: {failure}")
+
+
+@contextmanager
+def _given_to(caches: Sequence[Any]) -> Iterator[list[tuple[mx.array, mx.array]]]:
+    """The keys and values that quantised caches are given meanwhile, in the order in which they are."""
+    given: list[tuple[mx.array, mx.array]] = []
+    quantised = [cache for cache in caches if cache.storage != "rows"]
+    for cache in quantised:
+
+        def noted(keys: mx.array, values: mx.array, take: Any = cache.update_and_fetch) -> Any:
+            given.append((keys, values))
+            return take(keys, values)
+
+        cache.update_and_fetch = noted
+    try:
+        yield given
+    finally:
+        for cache in quantised:
+            del cache.update_and_fetch
+
+
+def _rows_given(given: Sequence[tuple[mx.array, mx.array]], row: int, count: int) -> tuple[CacheRows, ...]:
+    """Of one row of the batch, without what pads it at the right."""
+    mine = [tuple(_floats(side[row : row + 1, :, :count]) for side in sides) for sides in given]
+    mx.eval(mine)
+    return tuple(CacheRows(np.array(keys), np.array(values)) for keys, values in mine)
 
 
 def _by_position(keys: _Array, values: _Array, where: mx.array) -> CacheRows:

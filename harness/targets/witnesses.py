@@ -49,7 +49,7 @@ class Witnesses:
         leaves: Any = tree_flatten(self._model.parameters())
         return {name: np.array(array.astype(mx.float32)).astype(np.float64) for name, array in leaves}
 
-    def float64(self, history: History, storage: str) -> Expected:
+    def float64(self, history: History) -> Expected:
         """``reference_models.witness``, with the weights of the model; only the features of images are the model's."""
         config = self._variant.config
         shown = {window: history.shown(window, rule) for window, rule in self._rules.items()}
@@ -58,9 +58,10 @@ class Witnesses:
             positions=history.places if self._mrope else history.positions,
             visible=tuple(shown[window] for window in self._windows),
             cache_form=self._variant.options.get("cache_form", "latent"),
+            itself=history.itself,
             **self._features(history),
         )
-        said = witness.forward(self._variant.family, config, self._weights, given, storage)
+        said = witness.forward(self._variant.family, config, self._weights, given, history.storages)
         return Expected(said.logits, said.gaps.choice, said.gaps.rounding)
 
     def _features(self, history: History) -> dict[str, Any]:
@@ -92,13 +93,13 @@ class Witnesses:
                     layer[here] = np.array(added.astype(mx.float32))[which]
         return {"is_feature": is_feature, "features": features, "deepstack": tuple(deepstack)}
 
-    def cache_free(self, history: History, storage: Any) -> Expected:
+    def cache_free(self, history: History) -> Expected:
         """The model itself, over all tokens at once: its masks given, nothing kept."""
         model = self._model
         tokens = mx.array(history.tokens[None].astype(np.int32))
         masks = {window: mx.array(history.shown(window, rule)) for window, rule in self._rules.items()}
         offset = 0 if self._mrope else mx.array(history.positions.astype(np.int32))
-        caches = [NoCache(offset, storage) for _ in self._windows]
+        caches = [NoCache(offset, cast(Any, history.storages.tolist())) for _ in self._windows]
         read = {"prompt": self._prompt(history, tokens)} if self._mrope else {}
         logits = model(tokens, cast(Any, caches), masks, **read)[0]
         return Expected(np.array(logits.astype(mx.float32)))

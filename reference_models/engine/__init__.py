@@ -9,7 +9,7 @@ from .blocks import BlockPool
 from .cache_file import load_caches, save_caches
 from .cache_spec import CacheKind, CacheSpec, cache_from_state, make_cache, make_caches
 from .chunked import ChunkedKVCache
-from .errors import CannotTrim
+from .errors import CannotQuantise, CannotTrim
 from .kv_cache import KVCache
 from .masks import (
     CacheLengths,
@@ -40,6 +40,7 @@ __all__ = [
     "CacheLengths",
     "CachePool",
     "CacheSpec",
+    "CannotQuantise",
     "CannotTrim",
     "ChunkedKVCache",
     "EnforceReport",

@@ -9,6 +9,7 @@ from .batch_rows import BatchLengths, Row
 from .kv_cache import KVCache
 from .paged import PagedKVCache
 from .side import check_pair
+from .storage import Storage
 
 
 class BatchPagedKVCache(BatchLengths):
@@ -43,6 +44,11 @@ class BatchPagedKVCache(BatchLengths):
             raise ValueError("caches of different kinds in one batch: paged ones and others")
         _check(tables)
         return cls([table.copy() for table in tables])
+
+    @property
+    def storage(self) -> Storage:
+        """Of all rows; "rows" without any."""
+        return self.tables[0].storage if self.tables else "rows"
 
     @property
     def nbytes(self) -> int:

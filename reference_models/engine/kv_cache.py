@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import mlx.core as mx
 
+from .errors import CannotQuantise
 from .runs import as_array, in_slots, joined
 from .side import GROWTH, Side, check_pair
 from .side import Storage as Storage
@@ -105,8 +106,8 @@ class KVCache:
     def to_storage(self, storage: Storage) -> "KVCache":
         """A cache in the same state that stores what is held, and whatever follows, quantised; this one stays as it is.
 
-        Raises ValueError unless this cache has the storage "rows" and the other is none, and for rows that cannot be
-        stored so.
+        Raises CannotQuantise unless this cache has the storage "rows" and the other is none, and for rows that cannot
+        be stored so; ValueError for an unknown storage.
         """
         self._check_to_storage(storage)
         for name, side in (("keys", self._keys), ("values", self._values)):
@@ -122,7 +123,9 @@ class KVCache:
     def _check_to_storage(self, storage: Storage) -> None:
         check_storage(storage)
         if self.storage != "rows" or storage == "rows":
-            raise ValueError(f"cannot turn {self.storage} into {storage}: rows can be quantised, once, and never back")
+            raise CannotQuantise(
+                f"cannot turn {self.storage} into {storage}: rows can be quantised, once, and never back"
+            )
 
     def state(self) -> tuple[dict[str, mx.array], dict[str, Any]]:
         """All that makes this cache, to be written somewhere.

@@ -1,5 +1,7 @@
 """In place of a cache, for one forward over a whole sequence: it hands back what it is given."""
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 
 from .storage import Storage, check_dim, check_storage, decode, encode
@@ -12,28 +14,36 @@ class NoCache:
     Attributes:
         offset: what RoPE reads: 0, or int32 ``[L]``, the absolute position of each token (for the families whose
             forward takes positions from the cache).
-        storage: all but "rows" rounds rows as a cache of that storage does.
+        storage: all but "rows" rounds rows as a cache of that storage does; or a storage for each of the L tokens.
     """
 
     live_start = live_len = 0
     rule = EVERYTHING
     positions = mx.zeros((0,), mx.int32)
 
-    def __init__(self, offset: int | mx.array = 0, storage: Storage = "rows") -> None:
+    def __init__(self, offset: int | mx.array = 0, storage: Storage | Sequence[Storage] = "rows") -> None:
         """Raises ValueError for an unknown ``storage``."""
-        check_storage(storage)
+        for each in (storage,) if isinstance(storage, str) else storage:
+            check_storage(each)
         self.offset = offset
-        self.storage: Storage = storage
+        self.storage = storage
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """``keys [B, H, L, Dk]`` and ``values [B, H, L, Dv]``, as a cache of this storage would return them.
 
         Raises ValueError where it could not store them.
         """
-        for name, rows in (("keys", keys), ("values", values)):
-            check_dim(self.storage, name, rows.shape[3])
-        first, second = (decode(self.storage, encode(self.storage, rows), rows.dtype) for rows in (keys, values))
-        return first, second
+        return self._stored("keys", keys), self._stored("values", values)
+
+    def _stored(self, name: str, rows: mx.array) -> mx.array:
+        """Each row as its storage gives it back."""
+        given = [self.storage] * rows.shape[2] if isinstance(self.storage, str) else self.storage
+        kept = rows
+        for storage in dict.fromkeys(given):
+            check_dim(storage, name, rows.shape[3])
+            here = mx.array([each == storage for each in given])[:, None]
+            kept = mx.where(here, decode(storage, encode(storage, rows), rows.dtype), kept)
+        return kept
 
     def key_positions(self, l: int) -> mx.array:
         """Positions of the l tokens of a forward, int32 ``[l]``: given, or from ``offset`` on."""

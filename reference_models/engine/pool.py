@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from .cache_file import load_caches, save_caches
 from .kv_cache import KVCache
-from .storage import Storage
+from .storage import Storage, check_dim
 
 Owner = Literal["pool", "model"]
 """Pool-owned caches can be trimmed by the scheduler, model-owned ones cannot."""
@@ -199,17 +199,26 @@ class CachePool:
         save_caches(path, caches)
         return self._replace(seq, tuple(load_caches(path)))
 
-    def to_storage(self, seq: int, storage: Storage) -> int:
+    def to_storage(self, seq: int, storage: Storage, widths: Sequence[tuple[int, int]] = ()) -> int:
         """Go on with quantised caches (see ``KVCache.to_storage``) in the place of those of ``seq``.
+
+        Args:
+            seq: an open sequence.
+            storage: of the new caches.
+            widths: numbers in a row of keys and of values, of each cache: one that holds nothing cannot know them, and
+                would take a storage that its first rows do not fit.
 
         Returns:
             The number of caches; 0 for a model-owned sequence.
 
         Raises:
-            ValueError: one of the caches refuses; none is replaced then.
+            CannotQuantise: one of the caches refuses; none is replaced then.
             UnknownSequence: seq is not open.
         """
         caches = self.scheduler_slice(seq)
+        for keys, values in widths if caches else ():
+            check_dim(storage, "keys", keys)
+            check_dim(storage, "values", values)
         return self._replace(seq, tuple(cache.to_storage(storage) for cache in caches)) if caches else 0
 
     def reset(self, seq: int) -> int:

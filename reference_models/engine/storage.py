@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 import mlx.core as mx
 
+from .errors import CannotQuantise
 from .int8 import INT8_MAX, dequantise_rows, quantise_rows
 
 Storage = Literal["rows", "int8", "affine8", "affine4"]
@@ -28,9 +29,9 @@ def check_storage(storage: str) -> None:
 
 
 def check_dim(storage: Storage, name: str, dim: int) -> None:
-    """Raise ValueError where rows of ``dim`` numbers cannot be stored so; ``name``: whose rows they are."""
+    """Raise CannotQuantise where rows of ``dim`` numbers cannot be stored so; ``name``: whose rows they are."""
     if storage in _BITS and dim % GROUP:
-        raise ValueError(f"{name} have D={dim}: {storage} needs a multiple of its group size {GROUP}")
+        raise CannotQuantise(f"{name} have D={dim}: {storage} needs a multiple of its group size {GROUP}")
 
 
 def layout(storage: Storage, dim: int, dtype: mx.Dtype) -> list[tuple[int, mx.Dtype]]:

@@ -49,12 +49,12 @@ class Testimony:
     gaps: Gaps
 
 
-def forward(family: str, config: Any, weights: Weights, given: Sequence, storage: str = "rows") -> Testimony:
+def forward(family: str, config: Any, weights: Weights, given: Sequence, storage: str | Array = "rows") -> Testimony:
     """The logits of all tokens at once.
 
     ``config``: the family's, read by the names of the published config.json; ``weights``: float64, by the names of the
-    checkpoint; ``storage``: of the cache that is imitated. Raises ValueError for a family without a witness, and
-    when the number of visibility matrices is not that of the attention layers.
+    checkpoint; ``storage``: of the cache that is imitated, or ``[S]``, of the rows of each token. Raises ValueError for
+    a family without a witness, and when the number of visibility matrices is not that of the attention layers.
     """
     if family not in _FAMILIES:
         raise ValueError(f"no witness of family {family!r}: there are {', '.join(_FAMILIES)}")

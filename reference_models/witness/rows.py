@@ -1,9 +1,9 @@
 """What a token leaves in a cache, and how near a right model may have come to another number.
 
-Two things in a forward are not continuous: which experts are chosen, and how an Int8 cache rounds. Where a score lies
-a rounding error away from the other choice, two right models part, and from there on their logits have little to do
-with each other. So every token carries the smallest such gap that anything it rests on has met: its own, and those of
-all tokens that it sees, layer by layer. Who compares decides how small is too small.
+Two things in a forward are not continuous: which experts are chosen, and how a quantised cache rounds. Where a score
+lies a rounding error away from the other choice, two right models part, and from there on their logits have little to
+do with each other. So every token carries the smallest such gap that anything it rests on has met: its own, and those
+of all tokens that it sees, layer by layer. Who compares decides how small is too small.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ import numpy as np
 from reference_models.witness.parts import Array
 
 LEVELS = 127
+GROUP = 32
+AFFINE = {"affine8": 8, "affine4": 4}
+"""Storages, and the bits of a number."""
 
 
 class Gaps:
     """``choice [S]``: between the last expert (or group) taken and the first left, in softmax scores. ``rounding [S]``:
-    to the nearest point at which an Int8 cache would have stored another number, in steps. Infinite where neither
-    plays a part."""
+    to the nearest point at which a quantised cache would have stored another number, in steps of 1/127 of what it
+    spans. Infinite where neither plays a part."""
 
     def __init__(self, count: int) -> None:
         self.choice = np.full(count, np.inf)
@@ -38,25 +41,59 @@ class Gaps:
 
 
 class Rows:
-    """What the cache gives back of what was written: the same (``rows``), or rounded (``int8``)."""
+    """What the cache gives back of what was written: the same (``rows``), or rounded (``int8``, ``affine8``,
+    ``affine4``). ``storage``: of all tokens, or ``[S]``, of each."""
 
-    def __init__(self, storage: str, gaps: Gaps) -> None:
-        if storage not in ("rows", "int8"):
-            raise ValueError(f"the witness knows the storages rows and int8, not {storage!r}")
-        self._rounds, self._gaps = storage == "int8", gaps
+    def __init__(self, storage: str | Array, gaps: Gaps) -> None:
+        if unknown := sorted(set(np.atleast_1d(storage).tolist()) - {"rows", "int8", *AFFINE}):
+            raise ValueError(f"the witness knows the storages rows, int8 and {', '.join(AFFINE)}, not {unknown[0]!r}")
+        self._storages = np.broadcast_to(storage, gaps.choice.shape)
+        self._gaps = gaps
 
     def stored(self, rows: Array) -> Array:
-        """``[H, S, D]`` kept. Int8: per head and token one fp16 scale, ``absmax / 127`` (0 becomes 1), and
-        ``clip(round(x / scale), -128, 127)``; multiplied out again."""
-        if not self._rounds:
-            return rows
-        exact = np.abs(rows).max(axis=-1, keepdims=True) / LEVELS
-        narrow = exact.astype(np.float16)
-        scale = np.where(narrow == 0, 1.0, narrow.astype(np.float64))
-        ratio = rows / scale
-        steps = np.abs(ratio - np.floor(ratio) - 0.5).min(axis=-1)
-        self._gaps.rounded(np.minimum(steps, _to_another_scale(exact, narrow)[..., 0]).min(axis=0))
-        return np.asarray(np.clip(np.rint(ratio), -LEVELS - 1, LEVELS) * scale)
+        """``[H, S, D]`` kept."""
+        kept = rows
+        for storage in sorted(set(self._storages.tolist()) - {"rows"}):
+            here = self._storages == storage
+            rounded, between = _int8(rows) if storage == "int8" else _affine(rows, AFFINE[storage])
+            kept = np.where(here[:, None], rounded, kept)
+            self._gaps.rounded(np.where(here, between.min(axis=0), np.inf))
+        return kept
+
+
+def _int8(rows: Array) -> tuple[Array, Array]:
+    """Per head and token one fp16 scale, ``absmax / 127`` (0 becomes 1), and ``clip(round(x / scale), -128, 127)``;
+    multiplied out again. And ``[H, S]``, the gaps."""
+    exact = np.abs(rows).max(axis=-1, keepdims=True) / LEVELS
+    narrow = exact.astype(np.float16)
+    scale = np.where(narrow == 0, 1.0, narrow.astype(np.float64))
+    ratio = rows / scale
+    gaps = np.minimum(_to_a_tie(ratio).min(axis=-1), _to_another_scale(exact, narrow)[..., 0])
+    return np.clip(np.rint(ratio), -LEVELS - 1, LEVELS) * scale, gaps
+
+
+def _affine(rows: Array, bits: int) -> tuple[Array, Array]:
+    """MLX's: per group of 32 numbers a scale, ``(high - low) / (2**bits - 1)``, then moved so that 0 is a whole number
+    of scales from ``edge``, the end of larger magnitude, from which numbers are counted. As ``_int8``."""
+    heads, count, dim = rows.shape
+    if dim % GROUP:
+        raise ValueError(f"rows of {dim} numbers have no groups of {GROUP}")
+    levels = 2**bits - 1
+    group = rows.reshape(heads, count, -1, GROUP)
+    low, high = group.min(axis=-1, keepdims=True), group.max(axis=-1, keepdims=True)
+    edge = np.where(np.abs(low) > np.abs(high), low, high)
+    scale = np.maximum((high - low) / levels, 1e-7) * np.where(edge == low, 1, -1)
+    steps = edge / scale
+    whole = np.rint(steps)
+    start = np.where(whole == 0, 0.0, edge)
+    scale = np.where(whole == 0, scale, edge / np.where(whole == 0, 1, whole))
+    ratio = (group - start) / scale
+    gaps = np.minimum(_to_a_tie(ratio).min(axis=-1), _to_a_tie(steps)[..., 0]) * LEVELS / levels
+    return (np.clip(np.rint(ratio), 0, levels) * scale + start).reshape(rows.shape), gaps.min(axis=-1)
+
+
+def _to_a_tie(ratio: Array) -> Array:
+    return np.asarray(np.abs(ratio - np.floor(ratio) - 0.5))
 
 
 def _to_another_scale(exact: Array, narrow: Array) -> Array:

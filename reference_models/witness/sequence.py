@@ -16,7 +16,8 @@ class Sequence:
 
     Of images: ``is_feature [S]``: which tokens stand for one; ``features [S, hidden]`` and per early layer
     ``deepstack [S, hidden]``: what stands in their place and what is added there (only rows of ``is_feature`` count).
-    ``cache_form``: of mistral4, ``latent`` or ``decompressed``.
+    ``cache_form``: of mistral4, ``latent`` or ``decompressed``. ``itself [S]``: a row that stands for the same token as
+    another, with its keys and values stored otherwise, sees that one in the place of itself; None: none does.
 
     Raises ValueError when the shapes do not fit, when a token sees a later one, or when it does not see itself.
     """
@@ -28,6 +29,7 @@ class Sequence:
     features: Array | None = None
     deepstack: tuple[Array, ...] = ()
     cache_form: str = "latent"
+    itself: Array | None = None
 
     def __post_init__(self) -> None:
         count = len(self.tokens)
@@ -36,14 +38,15 @@ class Sequence:
         if self.positions.shape not in ((count,), (3, count)):
             raise ValueError(f"positions of {count} tokens must be [S] or [3, S], not {list(self.positions.shape)}")
         known: set[int] = set()
+        rows, itself = np.arange(count), np.arange(count) if self.itself is None else self.itself
         for layer, matrix in enumerate(self.visible):
             if id(matrix) in known:
                 continue
             known.add(id(matrix))
             if matrix.shape != (count, count) or matrix.dtype != bool:
                 raise ValueError(f"visible[{layer}] must be bool [{count}, {count}], not {matrix.dtype} {matrix.shape}")
-            if not matrix.diagonal().all():
-                raise ValueError(f"visible[{layer}]: token {int(matrix.diagonal().argmin())} does not see itself")
+            if not matrix[rows, itself].all():
+                raise ValueError(f"visible[{layer}]: token {int(matrix[rows, itself].argmin())} does not see itself")
             if np.triu(matrix, 1).any():
                 raise ValueError(f"visible[{layer}] shows a token one that comes later")
         if (self.features is not None or self.deepstack) and self.is_feature is None:

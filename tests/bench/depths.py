@@ -23,11 +23,12 @@ os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
 from tabulate import tabulate
 
 from harness.campaign import run_campaign
-from harness.execution import Execution, Step
+from harness.execution import Execution
 from harness.judging import Evidence
 from harness.operations import Rollback, Verify
 from harness.profiles import PROFILES
 from harness.runner import family_targets
+from harness.steps import Step
 from harness.tally import GROWTH, Coverage, Tally
 from harness.targets.reference import FAMILIES, paths
 

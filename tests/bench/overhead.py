@@ -25,7 +25,6 @@ from tabulate import tabulate
 
 import properties
 from harness.campaign import run_campaign
-from harness.execution import Step
 from harness.judging import Evidence
 from harness.operations import (
     BATCHES,
@@ -40,6 +39,7 @@ from harness.operations import (
     Verify,
 )
 from harness.profiles import PROFILES
+from harness.steps import Step
 from harness.tally import Tally
 from harness.targets.reference import FAMILIES, ReferenceTarget, targets
 from harness.workers import Died, in_processes

@@ -52,6 +52,11 @@ Bug = Literal[
     "writes into its tokens",
     "a trim writes into keys given out",
     "arguments grow",
+    "quantises too coarsely",
+    "quantises what does not fit",
+    "refuses to quantise",
+    "a refused quantisation trims",
+    "slots stay as large when quantised",
 ]
 Quirk = Literal[  # harmless, or hiding
     "hides a call",

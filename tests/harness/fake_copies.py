@@ -5,6 +5,8 @@ from __future__ import annotations
 from copy import copy
 from typing import Any
 
+import numpy as np
+
 from harness.operations import Owner
 from harness.target import ArgumentChange, ArgumentsObservation, CacheMemory, CopyObservation
 
@@ -20,6 +22,7 @@ class FakeRows:
         self.front = 0  # rows that front trims took
         self.largest = 0  # rows that its memory was made for
         self.slot = 8
+        self.storage = "rows"
 
     def copied(self, owner: Owner, rows: list[tuple[int, int]] | None = None) -> FakeRows:
         """The same under another owner; ``rows``: with these, which may be shared."""
@@ -126,6 +129,28 @@ class FakeCopies:
             return refused
         old, fresh = self._sequences[sequence], FakeRows("pool")
         fresh.offset = old.offset if "reset keeps the offset" in self._target.bugs else 0
+        fresh.storage = old.storage
         fresh.largest = old.largest if "reset keeps its memory" in self._target.bugs else 0
         self._sequences[sequence] = fresh
         return self._copied
+
+    def quantise(self, sequence: int, storage: str) -> CopyObservation:
+        """Two numbers to a row fit int8 alone."""
+        if refused := self._copy(sequence):
+            return refused
+        cache, bugs = self._sequences[sequence], self._target.bugs
+        fits = storage == "int8" or "quantises what does not fit" in bugs
+        if cache.storage != "rows" or not fits or "refuses to quantise" in bugs:
+            del cache.rows[: "a refused quantisation trims" in bugs]
+            return CopyObservation(refused="told to")
+        cache.storage = storage
+        cache.slot = 20 if "slots stay as large when quantised" in bugs else 8
+        return self._copied
+
+    def _stored(self, cache: FakeRows, numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Rows [.., 2] as the cache gives them back."""
+        if cache.storage == "rows":
+            return numbers
+        step = (np.abs(numbers).max(axis=-1, keepdims=True) / np.float32(127)).astype(np.float16).astype(np.float32)
+        step = np.where(step == 0, 1, step) * (2 if "quantises too coarsely" in self._target.bugs else 1)
+        return np.asarray(np.clip(np.rint(numbers / step), -128, 127) * step)

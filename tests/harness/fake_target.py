@@ -66,6 +66,14 @@ class FakeTarget:
         return (None,) * len(self.attention_layers)
 
     @property
+    def row_storage(self) -> str:
+        return "rows"
+
+    @property
+    def row_widths(self) -> tuple[tuple[int, int], ...]:
+        return ((2, 2),) * len(self.attention_layers)
+
+    @property
     def identity(self) -> TargetIdentity:
         return TargetIdentity("fake", "fake", self.variant, self.policy, "rows", 0)
 
@@ -131,7 +139,10 @@ class FakeSession(FakeBatch, FakeCopies):
         if "positions from live_len" in target.bugs:
             given = given - start + before
         positions = self._positions(PositionCall("rope", given), cache.trimmed)
-        return ForwardObservation(tuple(tokens), logits, calls, positions, 0.001, error)
+        new = cache.rows[before:] if cache.storage != "rows" else []
+        rows = np.array(new, np.float32).reshape(1, 1, -1, 2)
+        told = (CacheRows(rows, -rows),) * len(target.attention_layers) if new and error is None else ()
+        return ForwardObservation(tuple(tokens), logits, calls, positions, 0.001, error, told)
 
     def _positions(self, given: PositionCall, trimmed: bool) -> tuple[PositionCall, ...]:
         """The call as a probe would see it of another kind of model."""
@@ -303,4 +314,5 @@ class FakeSession(FakeBatch, FakeCopies):
             "rows of the neighbour change in a trim" in bugs and other_trimmed
         ):
             numbers = numbers + 1
+        numbers = self._stored(cache, numbers)
         return (CacheRows(numbers, -numbers),) * len(self._target.attention_layers)

@@ -21,6 +21,7 @@ from harness.operations import (
     Fork,
     Prefill,
     Program,
+    QuantizeCache,
     Reset,
     Restore,
     Rollback,
@@ -71,9 +72,21 @@ RICH = Program(
     ),
     ("pool", "model"),
 )
-#: What RICH has not: a restored snapshot, a fork that goes on, a file, a reset.
+#: What RICH has not: a restored snapshot, a fork that goes on, a file, a reset, quantised caches.
 COPIES = Program(
-    (Prefill(4), Snapshot(0), Chunk(2), Restore(0), Fork(1), Chunk(2), Chunk(2, 1), SaveLoad(), Reset(), Prefill(2)),
+    (
+        Prefill(4),
+        Snapshot(0),
+        Chunk(2),
+        Restore(0),
+        Fork(1),
+        Chunk(2),
+        Chunk(2, 1),
+        SaveLoad(),
+        Reset(),
+        Prefill(2),
+        QuantizeCache("int8"),
+    ),
     ("pool", "pool"),
 )
 #: Sequences of different lengths join, go forward together, lose keys, and leave, one of them without a word.

@@ -120,4 +120,5 @@ def test_shapes_must_agree_for_a_distance() -> None:
 
 
 def test_an_unknown_storage_gets_the_widest_tolerance() -> None:
-    assert recut_tolerance("rows") == recut_tolerance("rotating-6") < recut_tolerance("int8") == recut_tolerance("new")
+    assert recut_tolerance("rows") == recut_tolerance("rotating-6") < recut_tolerance("int8") < recut_tolerance("new")
+    assert recut_tolerance("new") == recut_tolerance("rows", "affine4", "int8") == recut_tolerance("affine4")

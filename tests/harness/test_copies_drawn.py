@@ -31,6 +31,7 @@ from harness.operations import (
     OperationError,
     Prefill,
     Program,
+    QuantizeCache,
     Reset,
     Restore,
     Rollback,
@@ -64,6 +65,7 @@ _ANY: st.SearchStrategy[Operation] = st.one_of(
     sequence_of().map(lambda s: Fork(1 - s, s)),
     st.builds(SaveLoad, sequence_of()),
     st.builds(Reset, sequence_of()),
+    st.builds(QuantizeCache, st.sampled_from(("int8", "int8", "affine8")), sequence_of()),
 )
 
 

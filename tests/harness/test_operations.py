@@ -30,6 +30,7 @@ from harness.operations import (
     OperationError,
     Prefill,
     Program,
+    QuantizeCache,
     Reset,
     Restore,
     Rollback,
@@ -69,6 +70,7 @@ def programs(draw: st.DrawFn) -> Program:
         st.permutations(range(len(owners))).map(lambda p: Fork(p[0], p[1]) if len(p) > 1 else Chunk(1)),
         st.builds(SaveLoad, where),
         st.builds(Reset, where),
+        st.builds(QuantizeCache, st.sampled_from(("int8", "affine8", "affine4")), where),
         st.permutations(range(len(owners))).map(lambda rows: Batch(tuple(rows))),
         st.lists(st.integers(1, 40), min_size=1, max_size=4).map(lambda tokens: BatchForward(tuple(tokens))),
         st.builds(BatchDecode, st.integers(1, 40)),
@@ -81,7 +83,7 @@ def refused(action: Any, *arguments: Any, **named: Any) -> str:
     with pytest.raises(OperationError) as caught:
         action(*arguments, **named)
     message = str(caught.value)
-    assert "\n" not in message and 0 < len(message) < 250
+    assert "\n" not in message and 0 < len(message) < 270
     return message
 
 
@@ -105,6 +107,7 @@ def valid(kind: type[Operation]) -> dict[str, Any]:
         Fork: Fork(5, 7),
         SaveLoad: SaveLoad(),
         Reset: Reset(),
+        QuantizeCache: QuantizeCache("affine8"),
         Batch: Batch((0, 2)),
         BatchForward: BatchForward((5, 1)),
     }
@@ -116,7 +119,7 @@ NUMBERS = [
     (kind, f.name)
     for kind in OPERATIONS
     for f in dataclasses.fields(kind)
-    if f.name not in ("generation", "media") and kind not in (Batch, BatchForward)  # lists: see test_batches
+    if f.name not in ("generation", "media", "storage") and kind not in (Batch, BatchForward)  # lists: see test_batches
 ]
 
 
@@ -129,7 +132,7 @@ def test_a_number_that_is_no_count_is_refused(kind: type[Operation], name: str, 
     assert message.startswith(f"{kind.__name__}: {name} must ")
 
 
-@pytest.mark.parametrize("kind", [kind for kind in OPERATIONS if kind not in (Batch, BatchForward)])
+@pytest.mark.parametrize("kind", [kind for kind in OPERATIONS if kind not in (Batch, BatchForward, QuantizeCache)])
 def test_bounds_are_inclusive(kind: type[Operation]) -> None:
     first = dataclasses.fields(kind)[0].name
     low = 0 if kind in (TrimFront, Rollback, Snapshot, Restore, Fork, SaveLoad, Reset) else 1
@@ -167,6 +170,12 @@ def test_an_operation_must_be_an_object(data: object) -> None:
 def test_an_unknown_code_is_refused_and_the_known_are_named(code: object) -> None:
     message = refused(operation_from_json, {"op": code, "tokens": 1})
     assert "prefill" in message and "rollback" in message
+
+
+@pytest.mark.parametrize("storage", ["rows", "Int8", "", None, 8, True, [], {}, "x" * 10_000])
+def test_an_unknown_storage_is_refused(storage: object) -> None:
+    assert "int8, affine8, affine4" in refused(operation_from_json, {"op": "quantize_cache", "storage": storage})
+    assert QuantizeCache("affine4", 3).text() == "QuantizeCache(affine4)"
 
 
 @pytest.mark.parametrize("generation", ["Trim", "", None, 1, True, [], {}, "x" * 10_000])

@@ -46,7 +46,8 @@ def history(case: Case, model: Any) -> History:
         given = [part for kind in grids for part in (case.pixels(kind), np.array(grids[kind]) if grids[kind] else None)]
         prompts = (PromptInput(case.tokens, *given),)
     visible, whose = np.tri(count, dtype=bool), np.full(count, 0 if prompts else -1)
-    return History(tokens, np.arange(count), places, visible, prompts, whose)
+    storages = np.full(count, "rows")
+    return History(tokens, np.arange(count), places, visible, prompts, whose, storages, np.arange(count))
 
 
 @pytest.mark.parametrize(("family", "modality"), ROWS)
@@ -64,7 +65,7 @@ def test_the_witness_agrees_with_transformers(family: str, modality: str, tmp_pa
         theirs = PEER.open(case, folder).prefill()
         model = checkpoints.load(case, folder)
         variant = Variant(family, "drawn-1", case.config, case.options, drawn=True)
-        said = Witnesses(variant, model).float64(history(case, model), "rows")
+        said = Witnesses(variant, model).float64(history(case, model))
         assert said.choice_gap is not None
         decided = said.choice_gap > 2e-5
         off = np.abs(theirs - said.logits).max(axis=-1)[decided] / said.logits.std()
