@@ -46,7 +46,7 @@ class Rows:
 
     def __init__(self, storage: str | Array, gaps: Gaps) -> None:
         if unknown := sorted(set(np.atleast_1d(storage).tolist()) - {"rows", "int8", *AFFINE}):
-            raise ValueError(f"the witness knows the storages rows, int8 and {', '.join(AFFINE)}, not {unknown[0]!r}")
+            raise ValueError(f"the witness knows the storages rows, int8, {', '.join(AFFINE)}, not {unknown[0]!r}")
         self._storages = np.broadcast_to(storage, gaps.choice.shape)
         self._gaps = gaps
 

@@ -44,7 +44,7 @@ def test_a_forward_that_does_not_fit_is_refused() -> None:
         witness.forward("qwen4", config, {}, sequence())
     with pytest.raises(ValueError, match="got 2 visibility matrices for 1 attention layers"):
         witness.forward("nemotron_nas", config, {}, sequence(visible=(TWO, TWO)))
-    with pytest.raises(ValueError, match="storages rows and int8, not 'int4'"):
+    with pytest.raises(ValueError, match="storages rows, int8, affine8, affine4, not 'int4'"):
         witness.forward("nemotron_nas", config, {}, sequence(), "int4")
     with pytest.raises(ValueError, match="one position per token"):
         sequence(positions=np.zeros((3, 2))).line()
