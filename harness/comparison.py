@@ -70,23 +70,33 @@ def compare_bytes(left: Array, right: Array) -> Difference:
 
 
 @dataclass(frozen=True)
+class Limit:
+    """``base``, and ``position`` more for each position: the angles of RoPE are rounded relative to their size, by half
+    an ulp (6e-8) of queries and of keys, and everything behind them inherits that."""
+
+    base: float
+    position: float
+
+    def at(self, positions: Array) -> Array:
+        return self.base + self.position * positions
+
+
+@dataclass(frozen=True)
 class Tolerance:
     """How far the logits of two right ways to compute may lie apart, in standard deviations of the logits.
 
-    ``logits``: of any token; ``position``: more for each position, since the angles of RoPE are rounded relative to
-    their size. ``choice``: two softmax scores of experts that are nearer than this may be ranked either way.
-    ``rounding``: a row of a quantised cache that is nearer than this to being stored as other numbers may be (in steps
-    of 1/127 of what it spans).
+    ``logits``: of any token. ``choice``: two softmax scores of experts that are nearer than this may be ranked either
+    way. ``rounding``: a row of a quantised cache that is nearer than this to being stored as other numbers may be (in
+    steps of 1/127 of what it spans, so that an angle that is off by 6e-8 counts for 1e-5).
     """
 
-    logits: float
-    position: float
-    choice: float
-    rounding: float
+    logits: Limit
+    choice: Limit
+    rounding: Limit
 
 
 TOLERANCES = {
-    "float32": Tolerance(logits=5e-5, position=5e-8, choice=2e-5, rounding=3e-4),
+    "float32": Tolerance(logits=Limit(5e-5, 4e-7), choice=Limit(2e-5, 1e-7), rounding=Limit(3e-4, 1.2e-5)),
 }
 """By the dtype in which the target computes. tests/bench/witness.py measures what right models need."""
 
@@ -104,9 +114,11 @@ def allowed(
     if dtype not in TOLERANCES:
         raise ValueError(f"no tolerance is known for {dtype}: only for {', '.join(TOLERANCES)}")
     rule = TOLERANCES[dtype]
-    limit = rule.logits + rule.position * positions
-    may_round = np.zeros(len(positions), bool) if rounding_gap is None else rounding_gap < rule.rounding
+    limit = rule.logits.at(positions)
+    may_round = np.zeros(len(positions), bool)
+    if rounding_gap is not None:
+        may_round = rounding_gap < rule.rounding.at(positions)
     limit = np.where(may_round, rounded, limit)
     if choice_gap is not None:
-        limit = np.where(choice_gap < np.where(may_round, rounded, rule.choice), np.inf, limit)
+        limit = np.where(choice_gap < np.where(may_round, rounded, rule.choice.at(positions)), np.inf, limit)
     return limit, ~may_round & np.isfinite(limit)

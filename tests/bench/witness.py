@@ -2,8 +2,8 @@
 
 Drawn configurations of every family, each with both storages. Logits of the model in float32 (cached, in chunks)
 against the float64 witness: largest difference in deviations of the logits, of tokens that no near tie touches (the
-strict tolerance judges them) and of those that rounding may have parted; the share of each; and the time of one witness
-forward beside one of MLX over the same tokens.
+strict tolerance judges them), also as a share of what that allows at its position, and of those that rounding may have
+parted; the share of each; and the time of one witness forward beside one of MLX over the same tokens.
 
     python tests/bench/witness.py [--configurations 40] [--tokens 24] [FAMILY ...]
 """
@@ -28,7 +28,7 @@ from harness.witnessing import completed, history
 
 
 def measure(family: str, storage: Any, configurations: int, tokens: int) -> list[Any]:
-    strict_worst = loose_worst = 0.0
+    strict_worst = loose_worst = of_limit = 0.0
     strict_share, untold, count, asked, made = 0, 0, 0, 0.0, 0.0
     for number, variant in enumerate(drawn_variants(family, 1, configurations)):
         target = ReferenceTarget(variant, storage=storage, weights_seed=number)
@@ -51,12 +51,14 @@ def measure(family: str, storage: Any, configurations: int, tokens: int) -> list
             max(worst, float(off[which].max(initial=0)))
             for worst, which in ((strict_worst, strict), (loose_worst, loose))
         )
+        of_limit = max(of_limit, float((off / limits)[strict].max(initial=0)))
         strict_share, untold, count = strict_share + strict.sum(), untold + np.isinf(limits).sum(), count + len(off)
     return [
         family,
         storage,
         configurations,
         f"{strict_worst:.1e}",
+        f"{of_limit:.0%}",
         f"{strict_share / count:.0%}",
         f"{loose_worst:.1e}" if storage == "int8" else "",
         f"{untold / count:.1%}",
@@ -81,6 +83,7 @@ def main() -> None:
         "storage",
         "configurations",
         "largest (strict)",
+        "of what is allowed",
         "judged so",
         "largest (rounding)",
         "not judged",

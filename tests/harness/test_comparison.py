@@ -90,10 +90,13 @@ def test_what_a_token_may_differ_by() -> None:
     choice = np.array([1, 1, 1e-5, 1e-3, 1e-3, np.inf])
     rounding = np.array([1, np.inf, 1, 1e-4, 1, 1e-4])
     limit, strict = allowed("float32", positions, choice, rounding)
-    assert limit == pytest.approx([5e-5, 2e-4, INF, INF, 5e-5, 5e-2])
+    assert limit == pytest.approx([5e-5, 1.25e-3, INF, INF, 5e-5, 5e-2])
     assert strict.tolist() == [True, True, False, False, True, False]
     limit, strict = allowed("float32", positions)
-    assert limit == pytest.approx([5e-5, 2e-4, *[5e-5] * 4]) and strict.all()
+    assert limit == pytest.approx([5e-5, 1.25e-3, *[5e-5] * 4]) and strict.all()
+    far = np.array([0, 450])  # where angles are rounded more, more may be stored, or chosen, otherwise
+    assert allowed("float32", far, None, np.array([2e-3, 2e-3]))[1].tolist() == [True, False]
+    assert allowed("float32", far, np.array([4e-5, 4e-5]))[1].tolist() == [True, False]
     with pytest.raises(ValueError, match="no tolerance is known for float8"):
         allowed("float8", positions)
 

@@ -65,7 +65,8 @@ def test_the_witness_agrees_with_transformers(family: str, modality: str, tmp_pa
         theirs = PEER.open(case, folder).prefill()
         model = checkpoints.load(case, folder)
         variant = Variant(family, "drawn-1", case.config, case.options, drawn=True)
-        said = Witnesses(variant, model).float64(history(case, model))
+        rules = (None,) * len(model.attention_layers)
+        said = Witnesses(variant, model, rules).float64(history(case, model))
         assert said.choice_gap is not None
         decided = said.choice_gap > 2e-5
         off = np.abs(theirs - said.logits).max(axis=-1)[decided] / said.logits.std()
