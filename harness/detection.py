@@ -19,6 +19,8 @@ from harness.targets import reference
 from harness.terminal import INTERRUPTS
 from harness.workers import Died, in_processes
 
+_HUNTS = 12  # of a process, about: it takes as long as several of them to begin
+
 
 class Lost(Exception):
     """A process died over its hunts; the message names the bug."""
@@ -117,7 +119,7 @@ def hunt_all(
     jobs: int = 1,
     device: str | None = None,
 ) -> Iterator[Hunt]:
-    """Every fault, in every run where it can show, with every seed; ``jobs`` faults at once.
+    """Every fault, in every run where it can show, with every seed; ``jobs`` processes at once.
 
     KeyboardInterrupt after an interrupt, behind what was measured. Lost when a process died.
     """
@@ -125,24 +127,27 @@ def hunt_all(
         for fault in faults:
             yield from _hunts(fault, families, profile, seeds)
         return
-    calls = [(hunts_of, (fault.id, families, profile, seeds, device)) for fault in faults]
-    for number, hunts in in_processes(calls, jobs):
+    size = -(-_HUNTS // (len(families) * len(seeds)))
+    parts = [[fault.id for fault in faults[start : start + size]] for start in range(0, len(faults), size)]
+    for number, hunts in in_processes([(hunts_of, (part, families, profile, seeds, device)) for part in parts], jobs):
         if not isinstance(hunts, Died):
             yield from hunts
         elif not INTERRUPTS.requested:
-            raise Lost(f"the process that planted {faults[number].id} died ({hunts.how})")
+            raise Lost(f"the process that planted {', '.join(parts[number])} died ({hunts.how})")
     INTERRUPTS.check()
 
 
 def hunts_of(
-    fault: str, families: Sequence[str], profile: Profile, seeds: Sequence[int], device: str | None
+    faults: Sequence[str], families: Sequence[str], profile: Profile, seeds: Sequence[int], device: str | None
 ) -> list[Hunt]:
-    """Those of one fault, by its id, in a process of its own; after an interrupt, those that were finished."""
+    """Those of these faults, by their ids, in a process of their own; after an interrupt, those that were finished."""
     if device is not None:
         reference.use_device(device)
+    by_id = {fault.id: fault for fault in ALL_FAULTS}
     found: list[Hunt] = []
     with contextlib.suppress(KeyboardInterrupt):
-        found.extend(_hunts(next(one for one in ALL_FAULTS if one.id == fault), families, profile, seeds))
+        for fault in faults:
+            found.extend(_hunts(by_id[fault], families, profile, seeds))
     return found
 
 

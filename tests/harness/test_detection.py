@@ -104,6 +104,7 @@ def test_processes_find_what_one_finds() -> None:
 def test_a_bug_that_kills_its_process_is_named_and_the_rest_kept(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    monkeypatch.setattr(detection, "_HUNTS", 1)
     names = "mask-leaks-one-future-token,trim-one-short"
     ended = [(0, [hunted("mask-leaks-one-future-token", "x", 0)]), (1, Died("SIGKILL"))]
     monkeypatch.setattr(detection, "in_processes", lambda calls, jobs: iter(ended))
