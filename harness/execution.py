@@ -31,16 +31,15 @@ from harness.operations import (
 )
 from harness.target import (
     ArgumentsObservation,
-    CacheLengths,
-    CacheMemory,
-    CacheRows,
     Capability,
     CopyObservation,
+    EngineGone,
     ForwardObservation,
     PromptInput,
     RemovalObservation,
     Target,
 )
+from harness.telling import Told, ask
 
 
 @dataclass(frozen=True)
@@ -60,17 +59,6 @@ class ForwardStep:
 
 
 _NOTHING = Append((), range(0), (), (), range(0))
-
-
-@dataclass(frozen=True)
-class Told:
-    """One sequence after an operation: the ledger's side (state, absolute positions held) and what its caches say."""
-
-    state: SequenceState
-    held: tuple[int, ...]
-    lengths: tuple[CacheLengths, ...]
-    rows: tuple[CacheRows, ...]
-    memory: tuple[CacheMemory, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,6 +88,7 @@ class Step:
     rows: tuple[int, ...] = ()
     refuses: bool = False
     arguments: ArgumentsObservation | None = None  # None unless they are watched
+    untold: str | None = None  # why a session that could not tell of its caches could not
 
     @property
     def acted(self) -> frozenset[int]:
@@ -114,7 +103,7 @@ class Step:
             return self.removal.error
         if self.copied is not None and self.copied.error is not None:
             return self.copied.error
-        return next((f.seen.error for f in self.forwards if f.seen.error is not None), None)
+        return next((f.seen.error for f in self.forwards if f.seen.error is not None), self.untold)
 
 
 class Execution:
@@ -223,22 +212,28 @@ class Execution:
             copied=copied,
             rows=self._pool.batch,
             refuses=ledger.refused,
-            arguments=self._session.arguments() if self._watches else None,
         )
+        try:
+            step = self._asked(step)
+        except EngineGone as gone:
+            step = replace(step, untold=str(gone))
+        self.steps.append(step)
+        return step
+
+    def _asked(self, step: Step) -> Step:
+        """With what the session tells behind it."""
         everybody = range(len(self.owners))
+        if self._watches:
+            step = replace(step, arguments=self._session.arguments())
         if self._tell and step.error is None:
             step = replace(step, told=tuple(map(self._told, everybody)))
         elif self._tell:
             others = (index for index in everybody if index not in step.acted)
             step = replace(step, bystanders=tuple((index, self._told(index)) for index in others))
-        self.steps.append(step)
         return step
 
     def _told(self, sequence: int) -> Told:
-        ledger = self.ledgers[sequence]
-        lengths, rows = self._session.lengths(sequence), self._session.rows(sequence)
-        memory = self._session.memory(sequence) if Capability.BYTES in self.target.capabilities else ()
-        return Told(ledger.state(), tuple(ledger.held), lengths, rows, memory)
+        return ask(self.target, self._session, self.ledgers[sequence], sequence)
 
     def _read(self, operation: Prefill) -> ForwardStep:
         """The first forward of a prompt with images. ValueError from a target that takes none, and on a second one."""

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from harness.comparison import compare_bytes
-from harness.execution import Execution, Step, Told
+from harness.execution import Execution, Step
 from harness.findings import Violation
 from harness.judging import Judgement, Property
 from harness.operations import BATCHES, Batch, Fork, Reset, Restore, SaveLoad, Snapshot
 from harness.target import CacheLengths, Capability
+from harness.telling import Told
 
 _TOLD = frozenset({Capability.LENGTHS, Capability.ROWS})
 

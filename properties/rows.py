@@ -7,10 +7,11 @@ from typing import ClassVar
 import numpy as np
 
 from harness.comparison import compare_bytes
-from harness.execution import Execution, Step, Told
+from harness.execution import Execution, Step
 from harness.findings import Violation
 from harness.judging import Judgement, Property
 from harness.target import CacheRows, Capability
+from harness.telling import Told
 
 
 class CachedRowsStayWhatTheyWere(Property):

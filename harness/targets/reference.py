@@ -12,7 +12,9 @@ import mlx.core as mx
 from harness.operations import Owner
 from harness.oracle import Expected, History
 from harness.rules import CacheRule
+from harness.seeds import derive_seed
 from harness.target import Capability, ImageFormat, Path, TargetIdentity
+from harness.targets.naming import Asked, Subject, TargetError
 from harness.targets.reference_session import ReferenceSession
 from harness.targets.witnesses import Witnesses
 from reference_models import registry
@@ -37,10 +39,6 @@ STORAGES = ("rows", "int8")
 KINDS = tuple(name for name in CACHES if name not in STORAGES)
 POLICIES: tuple[MaskPolicy, ...] = get_args(MaskPolicy)
 PATHS: tuple[Path, ...] = get_args(Path)
-
-
-class TargetError(ValueError):
-    """A target that does not exist; the message names it and what does exist."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -215,7 +213,33 @@ def limits(family: str, path: Path = "text") -> tuple[str, ...]:
     return registry.limits(family) + ((other,) if other else ())
 
 
-def target_from_identity(data: object) -> ReferenceTarget:
+def subject(rest: str, asked: Asked) -> Subject:
+    """``FAMILY``, its images path ``FAMILY+images``, or one configuration of it, ``FAMILY:VARIANT[:STORAGE]``."""
+    name, *parts = rest.split(":")
+    family, plus, path = name.partition("+")
+    if plus and path not in PATHS:
+        raise TargetError(f"a path is one of {', '.join(PATHS)}, not {path!r:.40}")
+    on = cast(Path, path or "text")
+    try:
+        numbers = derive_seed(asked.seed, family, on, "configurations")
+        drawn = drawn_variants(family, numbers, asked.configurations, images=on == "images")
+        found = targets(family, asked.policy, asked.seed, on, () if parts else drawn)
+    except UnknownFamily as error:
+        raise TargetError(str(error)) from error
+    if not found:
+        raise TargetError(f"{family} has no path with images: no model with a vision tower")
+    if parts:
+        known = ", ".join(dict.fromkeys(target.variant.name for target in found))
+        found = tuple(target for target in found if [target.variant.name, target.storage][: len(parts)] == parts)
+        if not found:
+            raise TargetError(
+                f"{family} has nothing called {':'.join(parts)!r:.80}; its variants are {known}, the storages behind "
+                f"another colon {', '.join(CACHES)}"
+            )
+    return Subject(KIND, family, found, device(), on, limits(family, on))
+
+
+def target_from_identity(data: object, asked: Asked | None = None) -> ReferenceTarget:
     """Rebuild the target that a trace names. Raises TargetError (or UnknownFamily) with one line."""
     fields = ("kind", "family", "variant", "policy", "storage", "weights_seed")
     if not isinstance(data, dict) or set(data) - {"path", "drawn"} != set(fields):
