@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -73,7 +74,7 @@ class Server:
         if needed is not None and needed not in self._target.capabilities:
             raise BadRequest(f"{do!r} needs the capability {needed.name.lower()!r}")
         given = {name: decode(kind, request[name], f"{do}.{name}") for name, kind in fields.items()}
-        own = {"hello": self._hello, "open": self._open, "cache_free": self._cache_free}
+        own: dict[str, Callable[..., Any]] = {"hello": self._hello, "open": self._open, "cache_free": self._cache_free}
         said = own[do](**given) if do in own else self._operation(do, given)
         body: dict[str, Any] = encode(said)
         return body | ({"told": encode(self._told())} if tell or do == "tell" else {})
