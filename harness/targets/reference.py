@@ -221,13 +221,13 @@ def subject(rest: str, asked: Asked) -> Subject:
         raise TargetError(f"a path is one of {', '.join(PATHS)}, not {path!r:.40}")
     on = cast(Path, path or "text")
     try:
+        if on not in paths(family):
+            raise TargetError(f"{family} has no path with images: no model with a vision tower")
         numbers = derive_seed(asked.seed, family, on, "configurations")
         drawn = drawn_variants(family, numbers, asked.configurations, images=on == "images")
         found = targets(family, asked.policy, asked.seed, on, () if parts else drawn)
     except UnknownFamily as error:
         raise TargetError(str(error)) from error
-    if not found:
-        raise TargetError(f"{family} has no path with images: no model with a vision tower")
     if parts:
         known = ", ".join(dict.fromkeys(target.variant.name for target in found))
         found = tuple(target for target in found if [target.variant.name, target.storage][: len(parts)] == parts)

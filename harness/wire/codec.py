@@ -39,7 +39,9 @@ def encode(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         found = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
         return {field.name: encode(item) for field, item in found if not _is_default(field, item)}
-    return [encode(item) for item in value] if isinstance(value, (tuple, list)) else value
+    if isinstance(value, (tuple, list)):
+        return [encode(item) for item in value]
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _is_default(field: dataclasses.Field[Any], item: Any) -> bool:

@@ -18,7 +18,7 @@ class Engine:
     def __init__(self, command: str, limit: float) -> None:
         self.command, self.limit = command, limit
         self._worker: WorkerProcess | None = None
-        self._number = 0
+        self.number = 0  # of the last request
         self._description: Description | None = None
         self.session: object | None = None  # whose it is
 
@@ -51,8 +51,8 @@ class Engine:
 
     def _ask(self, do: str, **fields: Any) -> tuple[Any, tuple[TellingAnswer, ...] | None]:
         assert self._worker is not None
-        self._number += 1
-        request = {"id": self._number, "do": do, **{name: encode(value) for name, value in fields.items()}}
+        self.number += 1
+        request = {"id": self.number, "do": do, **{name: encode(value) for name, value in fields.items()}}
         try:
             line = self._worker.exchange(line_of(request))
             try:
@@ -66,8 +66,8 @@ class Engine:
 
     def _read(self, do: str, line: bytes, tell: bool) -> tuple[Any, tuple[TellingAnswer, ...] | None]:
         answer = message_of(line)
-        if (number := answer.pop("id")) != self._number:
-            raise CodecError(f"it answers the request {number!r:.40}, asked was {self._number}")
+        if (number := answer.pop("id")) != self.number:
+            raise CodecError(f"it answers the request {number!r:.40}, asked was {self.number}")
         if "bad_request" in answer:
             raise BadAnswer(f"the engine refused {do!r}: {' '.join(str(answer['bad_request']).split())[:300]}")
         told = None

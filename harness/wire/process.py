@@ -20,6 +20,7 @@ import weakref
 MAX_LINE = 64 << 20  # bytes of an answer; the largest that the harness asks for has a tenth of it
 TAIL = 2000  # bytes of stderr that are kept
 GRACE = 2.0  # seconds in which a process that closes its output, or is asked to end, has to do so
+LOOK = 0.5  # seconds of silence after which it is looked up whether the process still runs
 FOLDER = "kv-harness-wire-"
 
 
@@ -128,10 +129,11 @@ class WorkerProcess:
         while left or not done:
             wait = deadline - time.monotonic()
             if wait <= 0:
-                if self._process.poll() is not None:  # something that it started holds its output open
-                    raise self._death()
                 raise EngineHung(f"the engine gave no answer in {self._limit:g} s{self._last_words()}")
-            for key, _ in self._selector.select(wait):
+            ready = self._selector.select(min(wait, LOOK))
+            if not ready and self._process.poll() is not None:  # something that it started holds its output open
+                raise self._death()
+            for key, _ in ready:
                 if key.fd == self._in:
                     left = self._write(left)
                     if not left:
