@@ -30,7 +30,8 @@ class AttentionCall:
     """One attention call of a forward.
 
     Lengths are axis -2 of q, k and v.  ``mask_shape`` is the shape as passed; ``shown`` is the mask as booleans,
-    [B or 1, H or 1, l or 1, key axis], True where the mask lets the query see the key, None without an explicit mask.
+    [B or 1, H or 1, l or 1, key axis], True where the mask lets the query see the key, None without an explicit mask
+    and from an engine that tells its shape alone.
     ``scores``: the array is dense scores that are added (an MLA decode), not a mask that hides; its key axis counts,
     its content proves nothing. ``values``: where a session was asked to tell them.
     """
@@ -51,7 +52,8 @@ class AttentionCall:
     def explicit(self) -> bool:
         """Did the model hand attention an array that decides who sees whom? "causal", None and the additive scores of
         a decode do not: nothing explicit was put to the test."""
-        return self.shown is not None and not (self.scores and self.query_len == 1)
+        given = self.shown is not None or self.mask_shape is not None
+        return given and not (self.scores and self.query_len == 1)
 
     @property
     def mask_keys(self) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from harness.judging import Evidence, Judgement, Property
 from harness.machines import make_machine
 from harness.profiles import Profile
 from harness.reduction import reduce_finding
+from harness.seeds import derive_seed
 from harness.tally import PropertyTally, Tally, target_label
 from harness.target import Capability, Target
 from harness.turns import Turns
@@ -101,12 +101,6 @@ class _Watcher(Tally):
         if self._also is not None:
             self._also.on_end(evidence)
         self.check()
-
-
-def derive_seed(base: int, *names: object) -> int:
-    """A seed of its own for every family and round: with one seed for all, all would run the same programs."""
-    text = "\0".join(str(part) for part in (base, *names))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 def run_campaign(

@@ -14,7 +14,7 @@ import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 # A compiled function hides its calls from the probe, and compiling on the CPU costs seconds; before MLX is imported.
 os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
@@ -24,9 +24,12 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from harness import __version__
-from harness.commands import UsageError, checkpoint, faults, jobs_option
+from harness.commands import UsageError, checkpoint, faults, jobs_option, limit_option, wire
 from harness.profiles import PROFILES
 from harness.terminal import INTERRUPTS, Output
+
+if TYPE_CHECKING:
+    from harness.runner import Run
 
 CLEAN, FINDINGS, UNUSABLE = 0, 1, 2
 
@@ -49,6 +52,12 @@ def build_parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="draw programs, judge every property, write a report per family")
     run.add_argument("--families", metavar="A,B", help="comma-separated; default: all")
     run.add_argument(
+        "--target",
+        action="append",
+        metavar="NAME,NAME",
+        help="instead of families: reference:FAMILY[+images][:VARIANT[:STORAGE]], wire:COMMAND; may be repeated",
+    )
+    run.add_argument(
         "--path",
         choices=("all", "text", "images"),
         default="all",
@@ -68,11 +77,18 @@ def build_parser() -> argparse.ArgumentParser:
         help="a property without a decisive step fails the run (default)",
     )
     jobs_option(run)
+    limit_option(run)
     _device_option(run)
     run.set_defaults(act=_run)
 
     replay = commands.add_parser("replay", help="run the program of a trace file again: FIXED, FAILED or ERROR")
     replay.add_argument("file", type=Path)
+    replay.add_argument(
+        "--run-command",
+        action="store_true",
+        help="run the command that the file names, where its target is another process; without it nothing is run",
+    )
+    limit_option(replay)
     _device_option(replay)
     replay.set_defaults(act=_replay)
 
@@ -82,6 +98,7 @@ def build_parser() -> argparse.ArgumentParser:
     properties.set_defaults(act=_properties)
     checkpoint.register(commands, _device_option)
     faults.register(commands, _device_option)
+    wire.register(commands)
     return parser
 
 
@@ -120,6 +137,7 @@ def _unusable(message: str) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     from harness.runner import Run, run_families
+    from harness.targets.naming import TargetError
 
     reference = _reference(arguments.device)
     profile = PROFILES[arguments.profile]
@@ -128,46 +146,73 @@ def _run(arguments: argparse.Namespace) -> int:
         seed = secrets.randbelow(2**32) if profile.remember else 0
     if not 0 <= seed < 2**32:
         raise UsageError(f"argument --seed: must lie in [0, 2**32), got {seed}")
+    base = Run("", "text", profile, seed, arguments.policy, arguments.out, arguments.device, limit=arguments.limit)
+    runs = _of_families(arguments, base, reference) if arguments.target is None else _of_targets(arguments, base)
+    if arguments.programs is not None:
+        if not 1 <= arguments.programs <= MOST_PROGRAMS:
+            raise UsageError(f"argument --programs: must lie in [1, {MOST_PROGRAMS}], got {arguments.programs}")
+        profile = dataclasses.replace(profile, programs=-(-arguments.programs // len(runs)), asked=True)
+        runs = [dataclasses.replace(run, profile=profile) for run in runs]
+    try:
+        return run_families(runs, strict=arguments.strict, jobs=arguments.jobs)
+    except TargetError as error:
+        raise UsageError(str(error)) from error
+    except OSError as error:
+        where = error.filename or arguments.out
+        raise UsageError(f"cannot write reports: {where}: {error.strerror or error}") from error
+
+
+def _of_families(arguments: argparse.Namespace, base: Run, reference: Any) -> list[Run]:
     names = reference.FAMILIES
     if arguments.families is not None:
         names = tuple(dict.fromkeys(name.strip() for name in arguments.families.split(",") if name.strip()))
         if not names:
             raise UsageError("argument --families: names no family")
     try:
-        runs = [(name, path) for name in names for path in reference.paths(name) if arguments.path in ("all", path)]
+        found = [(name, path) for name in names for path in reference.paths(name) if arguments.path in ("all", path)]
     except reference.UnknownFamily as error:
         raise UsageError(str(error)) from error
-    if not runs:
+    if not found:
         raise UsageError(f"argument --path: no {arguments.path} for {', '.join(names)}: no model with a vision tower")
-    if arguments.programs is not None:
-        if not 1 <= arguments.programs <= MOST_PROGRAMS:
-            raise UsageError(f"argument --programs: must lie in [1, {MOST_PROGRAMS}], got {arguments.programs}")
-        profile = dataclasses.replace(profile, programs=-(-arguments.programs // len(runs)), asked=True)
-    try:
-        return run_families(
-            [
-                Run(family, path, profile, seed, arguments.policy, arguments.out, arguments.device)
-                for family, path in runs
-            ],
-            strict=arguments.strict,
-            jobs=arguments.jobs,
-        )
-    except OSError as error:
-        where = error.filename or arguments.out
-        raise UsageError(f"cannot write reports: {where}: {error.strerror or error}") from error
+    return [dataclasses.replace(base, family=family, path=path) for family, path in found]
+
+
+def _of_targets(arguments: argparse.Namespace, base: Run) -> list[Run]:
+    """Each target is opened once: what cannot be used is refused before anything runs."""
+    from harness.runner import subject_of
+    from harness.targets.naming import TargetError, split_names
+
+    if arguments.families is not None or arguments.path != "all":
+        raise UsageError("argument --target: names all that is run; leave --families and --path out")
+    names = dict.fromkeys(name for given in arguments.target for name in split_names(given))
+    if not names:
+        raise UsageError("argument --target: names no target")
+    runs: list[Run] = []
+    for name in names:
+        run = dataclasses.replace(base, target=name)
+        try:
+            with contextlib.closing(subject_of(run)) as subject:
+                stem, number = subject.file_name, 1 + sum(run.stem.startswith(subject.file_name) for run in runs)
+                stem += f"-{number}" if number > 1 else ""
+                runs.append(dataclasses.replace(run, family=subject.family, path=subject.path, stem=stem))
+        except TargetError as error:
+            raise UsageError(f"argument --target: {error}") from error
+    return runs
 
 
 def _replay(arguments: argparse.Namespace) -> int:
     import properties
     from harness.replay import Outcome, replay
+    from harness.targets import naming
     from harness.trace import TraceError, read_trace
 
     reference = _reference(arguments.device)
     try:
         trace = read_trace(arguments.file)
-        target = reference.target_from_identity(trace.target)
+        asked = naming.Asked(limit=arguments.limit, run_command=arguments.run_command)
+        target = naming.target_from_identity(trace.target, asked)
         result = replay(trace, target, properties.ALL)
-    except (TraceError, reference.TargetError, reference.UnknownFamily) as error:
+    except (TraceError, naming.TargetError, reference.UnknownFamily) as error:
         message = str(error)
         where = "" if message.startswith(str(arguments.file)) else f"{arguments.file}: "
         print(f"ERROR   {' '.join((where + message).split())}", file=sys.stderr)

@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import properties
-from harness.campaign import CampaignResult, derive_seed, run_campaign
+from harness.campaign import CampaignResult, run_campaign
 from harness.faults import ALL_FAULTS, IMAGE_FAULTS, Fault
 from harness.judging import Property
 from harness.profiles import Profile
 from harness.runner import check, family_targets, report_name
+from harness.seeds import derive_seed
 from harness.target import Path
 from harness.targets import reference
 from harness.terminal import INTERRUPTS

@@ -30,13 +30,15 @@ from harness.operations import (
     Verify,
 )
 from harness.quantised import GivenRows
-from harness.steps import ForwardStep, Step, Told
+from harness.steps import ForwardStep, Step
 from harness.target import (
     Capability,
+    EngineGone,
     ForwardObservation,
     PromptInput,
     Target,
 )
+from harness.telling import Told, ask
 
 _NOTHING = Append((), range(0), (), (), range(0))
 
@@ -150,27 +152,35 @@ class Execution:
             copied=copied,
             rows=self._pool.batch,
             refuses=ledger.refused,
-            arguments=self._session.arguments() if self._watches else None,
         )
+        try:
+            step = self._asked(step)
+        except EngineGone as gone:
+            step = replace(step, untold=str(gone))
+        self.steps.append(step)
+        return step
+
+    def _asked(self, step: Step) -> Step:
+        """With what the session tells behind it."""
         everybody = range(len(self.owners))
+        if self._watches:
+            step = replace(step, arguments=self._session.arguments())
         if self._tell and step.error is None:
             step = replace(step, told=tuple(map(self._told, everybody)))
-            for forward in forwards:
+            for forward in step.forwards:
                 self.given.take(forward.append.numbers, forward.append.positions, forward.seen.given)
-            if isinstance(operation, QuantizeCache) and effective and self.steps:
-                was = self.steps[-1].told[index]  # as given: rows that were not quantised stay what they were
+            if isinstance(step.operation, QuantizeCache) and step.effective and self.steps:
+                was = self.steps[-1].told[
+                    step.operation.index
+                ]  # as given: rows that were not quantised stay what they were
                 self.given.take(was.numbers, was.held, was.rows)
         elif self._tell:
             others = (index for index in everybody if index not in step.acted)
             step = replace(step, bystanders=tuple((index, self._told(index)) for index in others))
-        self.steps.append(step)
         return step
 
     def _told(self, sequence: int) -> Told:
-        ledger = self.ledgers[sequence]
-        lengths, rows = self._session.lengths(sequence), self._session.rows(sequence)
-        memory = self._session.memory(sequence) if Capability.BYTES in self.target.capabilities else ()
-        return Told(ledger.state(), tuple(ledger.held), lengths, rows, memory, tuple(ledger.numbers))
+        return ask(self.target, self._session, self.ledgers[sequence], sequence)
 
     def _read(self, operation: Prefill) -> ForwardStep:
         """The first forward of a prompt with images. ValueError from a target that takes none, and on a second one."""

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import properties
-from harness.campaign import CampaignResult, FoundBug, derive_seed, run_campaign
+from harness.campaign import CampaignResult, FoundBug, run_campaign
 from harness.execution import execute
 from harness.faults import OFFSET_MASK_WITH_IMAGES
 from harness.findings import Verdict
@@ -32,7 +32,8 @@ from harness.reporting import (
     write_atomically,
 )
 from harness.target import Path as TargetPath
-from harness.targets import reference
+from harness.target import Target
+from harness.targets import naming, reference
 from harness.terminal import INTERRUPTS
 from harness.workers import Died, in_a_process, in_processes, orphaned
 
@@ -41,9 +42,13 @@ SILENCE = 30.0  # seconds after which a run without a terminal says how far it i
 CONTROL = "mask_key_axis_equals_live_keys"  # the property that the planted offset-mask bug must break
 
 
+NO_CONTROL = "the target has no other mask policy, so that no bug could be planted in it"
+
+
 @dataclass(frozen=True)
 class Run:
-    """One (family, path), and everything that decides what is measured of it."""
+    """One (family, path), and everything that decides what is measured of it. ``target``: its name, where it was named
+    by ``--target``; its report then has the name ``stem``, and ``limit`` seconds are what its engine has to answer."""
 
     family: str
     path: TargetPath
@@ -52,17 +57,32 @@ class Run:
     policy: Literal["live", "offset"]
     out: Path
     device: str | None = None
+    target: str | None = None
+    stem: str = ""
+    limit: float = naming.LIMIT
 
     @property
     def name(self) -> str:
+        if self.target is not None:
+            return self.stem
         return self.family if self.path == "text" else f"{self.family}+{self.path}"
+
+    @property
+    def report(self) -> Path:
+        """Its report, in the folder of reports, without a suffix."""
+        if self.target is not None:
+            return Path("targets") / self.stem
+        return Path("families") / report_name(self.family, self.path)
 
     @property
     def command(self) -> str:
         """What does it again."""
+        which = f"--families {self.family} --path {self.path}"
+        if self.target is not None:
+            which = f"--target {shlex.quote(self.target)}"
+            which += "" if self.limit == naming.LIMIT else f" --limit {self.limit:g}"
         return (
-            f"kv-harness run --families {self.family} --path {self.path} --profile {self.profile.name} "
-            f"--seed {self.seed} --policy {self.policy}"
+            f"kv-harness run {which} --profile {self.profile.name} --seed {self.seed} --policy {self.policy}"
             + (f" --programs {self.profile.programs}" if self.profile.asked else "")
             + (f" --device {self.device}" if self.device else "")
         )
@@ -75,7 +95,7 @@ def run_families(runs: Sequence[Run], *, strict: bool, jobs: int = 1) -> int:
     Raises OSError when the folder cannot be written (before anything is run, if that can be told).
     """
     first = runs[0]
-    _check_writable(first.out, [report_name(run.family, run.path) for run in runs])
+    _check_writable(first.out, [run.report for run in runs])
     print(
         f"kv-harness {versions()['kv-harness']}   profile {first.profile.name}, seed {first.seed}, "
         f"policy {first.policy}, {reference.device()}"
@@ -104,7 +124,7 @@ def run_families(runs: Sequence[Run], *, strict: bool, jobs: int = 1) -> int:
         code = code or 1
     print()
     print(summary_table([records[number] for number in sorted(records)]))
-    print(f"\nreports in {first.out / 'families'}")
+    print(f"\nreports in {first.out / first.report.parent}")
     return code
 
 
@@ -120,35 +140,42 @@ def measure(run: Run) -> dict[str, Any]:
     if run.device is not None:
         reference.use_device(run.device)
     profile = run.profile
-    targets = family_targets(run.family, run.policy, profile, run.seed, run.path)
-    with _progress(run.name, profile.share(len(targets)) * len(targets)) as advance:
-        result, control = _measure(run, targets, advance)
-    with INTERRUPTS.deferred():
-        return _write(run, targets, result, control)
+    with closing(subject_of(run)) as subject:
+        count = len(subject.targets)
+        with _progress(run.name, profile.share(count) * count) as advance:
+            result, control = _measure(run, subject.targets, advance)
+        with INTERRUPTS.deferred():
+            return _write(run, subject, result, control)
+
+
+def subject_of(run: Run) -> naming.Subject:
+    """What the run judges. TargetError where there is no such thing."""
+    name = run.target or f"{reference.KIND}:{run.family}" + ("" if run.path == "text" else f"+{run.path}")
+    return naming.resolve(name, naming.Asked(run.policy, run.seed, run.profile.configurations, run.limit))
 
 
 def family_targets(
     family: str, policy: Literal["live", "offset"], profile: Profile, seed: int, path: TargetPath = "text"
 ) -> tuple[reference.ReferenceTarget, ...]:
     """What a run of the family judges: all that is built in, and the configurations that this seed draws."""
-    numbers = derive_seed(seed, family, path, "configurations")
-    drawn = reference.drawn_variants(family, numbers, profile.configurations, images=path == "images")
-    return reference.targets(family, policy, seed, path, drawn)
+    found = subject_of(Run(family, path, profile, seed, policy, Path())).targets
+    return tuple(target for target in found if isinstance(target, reference.ReferenceTarget))
 
 
 def _measure(
-    run: Run, targets: Sequence[reference.ReferenceTarget], advance: Callable[[int], None]
+    run: Run, targets: Sequence[Target], advance: Callable[[int], None]
 ) -> tuple[CampaignResult, CampaignResult | None]:
     profile, seed = run.profile, run.seed
     database = DATABASE if profile.remember else None
-    name = report_name(run.family, run.path)
+    name = run.report.name
     result = run_campaign(name, targets, properties.ALL, profile, seed, database=database, progress=advance)
-    if run.policy == "offset" or result.partial:
+    others = targets if run.path == "images" else [other for each in targets if (other := each.counterpart())]
+    if run.policy == "offset" or result.partial or len(others) < len(targets):
         return result, None
     with (OFFSET_MASK_WITH_IMAGES.plant if run.path == "images" else nullcontext)():
         control = run_campaign(
             f"{name}_control",
-            family_targets(run.family, "live" if run.path == "images" else "offset", profile, seed, run.path),
+            others,
             [properties.BY_ID[CONTROL]],
             profile,
             seed,
@@ -160,39 +187,35 @@ def _measure(
     return result, control
 
 
-def _write(
-    run: Run,
-    targets: Sequence[reference.ReferenceTarget],
-    result: CampaignResult,
-    control: CampaignResult | None,
-) -> dict[str, Any]:
+def _write(run: Run, subject: naming.Subject, result: CampaignResult, control: CampaignResult | None) -> dict[str, Any]:
     used = versions()
-    replays = {bug.finding.property_id: _write_finding(bug, used, run.out) for bug in result.found}
+    replays = {bug.finding.property_id: _write_finding(bug, used, run) for bug in result.found}
+    alone = subject.path == "text" and any(each.counterpart() is None for each in subject.targets)
     data = family_record(
         result,
-        family=run.family,
+        family=subject.family,
+        kind=subject.kind,
         policy=run.policy,
         path=run.path,
-        configurations=[
-            {
-                "variant": target.variant.name,
-                "storage": target.storage,
-                "drawn": target.variant.drawn,
-                **target.describe(),
-            }
-            for target in targets
-        ],
+        configurations=[_configuration(target) for target in subject.targets],
         control=control,
-        device=reference.device(),
+        control_reason=NO_CONTROL if alone else None,
+        device=subject.device,
         versions=used,
         command=run.command,
         replays=replays,
-        limits=list(reference.limits(run.family, run.path)),
+        limits=list(subject.limits),
     )
-    stem = run.out / "families" / report_name(run.family, run.path)
-    write_atomically(stem.with_suffix(".json"), record_text(data))
-    write_atomically(stem.with_suffix(".md"), family_markdown(data))
+    stem = run.out / run.report
+    write_atomically(stem.with_name(f"{stem.name}.json"), record_text(data))
+    write_atomically(stem.with_name(f"{stem.name}.md"), family_markdown(data))
     return data
+
+
+def _configuration(target: Target) -> dict[str, Any]:
+    identity = target.identity
+    named = {"variant": identity.variant, "storage": identity.storage, "drawn": identity.drawn is not None}
+    return named | {"config": identity.detail.get("config", {}), "options": identity.detail.get("options", {})}
 
 
 def report_name(family: str, path: TargetPath) -> str:
@@ -200,12 +223,14 @@ def report_name(family: str, path: TargetPath) -> str:
     return family if path == "text" else f"{family}-{path}"
 
 
-def _write_finding(bug: FoundBug, used: dict[str, str], out: Path) -> str:
+def _write_finding(bug: FoundBug, used: dict[str, str], run: Run) -> str:
     """Write the trace of a finding; returns the command that replays it."""
     trace = record(execute(bug.target, bug.finding.program), bug.finding, used)
-    path = out / "findings" / trace.file_name
+    path = run.out / "findings" / trace.file_name
     write_atomically(path, trace.to_text())
-    return f"kv-harness replay {shlex.quote(str(path))}"
+    options = " --run-command" if bug.target.identity.command is not None else ""
+    options += "" if run.limit == naming.LIMIT else f" --limit {run.limit:g}"
+    return f"kv-harness replay {shlex.quote(str(path))}{options}"
 
 
 def _finding_text(found: dict[str, Any]) -> str:
@@ -215,19 +240,19 @@ def _finding_text(found: dict[str, Any]) -> str:
     )
 
 
-def _check_writable(out: Path, names: Sequence[str]) -> None:
+def _check_writable(out: Path, reports: Sequence[Path]) -> None:
     """Find out now, not after the first report, that reports cannot be written."""
     try:
         str(out).encode("utf-8")
     except UnicodeEncodeError as error:
         raise OSError(errno.EILSEQ, "the name of the folder is not UTF-8", repr(str(out))) from error
-    for folder in (out / "families", out / "findings"):
+    for folder in dict.fromkeys((*(out / report.parent for report in reports), out / "findings")):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-    for name in (f"{name}.{kind}" for name in names for kind in ("json", "md")):
-        if (out / "families" / name).is_dir():
-            raise IsADirectoryError(errno.EISDIR, "is a folder, a report would go there", str(out / "families" / name))
+    for path in (out / report.with_name(f"{report.name}.{kind}") for report in reports for kind in ("json", "md")):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "is a folder, a report would go there", str(path))
 
 
 def check() -> None:

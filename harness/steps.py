@@ -8,14 +8,12 @@ from harness.ledger import Append, SequenceState
 from harness.operations import BATCHES, Operation, Owner
 from harness.target import (
     ArgumentsObservation,
-    CacheLengths,
-    CacheMemory,
-    CacheRows,
     CopyObservation,
     ForwardObservation,
     PromptInput,
     RemovalObservation,
 )
+from harness.telling import Told
 
 
 @dataclass(frozen=True)
@@ -32,19 +30,6 @@ class ForwardStep:
     sequence: int = 0
     number: int = 0
     removed: bool = False
-
-
-@dataclass(frozen=True)
-class Told:
-    """One sequence after an operation: the ledger's side (state, absolute positions held, the numbers of their tokens)
-    and what its caches say."""
-
-    state: SequenceState
-    held: tuple[int, ...]
-    lengths: tuple[CacheLengths, ...]
-    rows: tuple[CacheRows, ...]
-    memory: tuple[CacheMemory, ...] = ()
-    numbers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,6 +59,7 @@ class Step:
     rows: tuple[int, ...] = ()
     refuses: bool = False
     arguments: ArgumentsObservation | None = None  # None unless they are watched
+    untold: str | None = None  # why a session that could not tell of its caches could not
 
     @property
     def acted(self) -> frozenset[int]:
@@ -88,4 +74,4 @@ class Step:
             return self.removal.error
         if self.copied is not None and self.copied.error is not None:
             return self.copied.error
-        return next((f.seen.error for f in self.forwards if f.seen.error is not None), None)
+        return next((f.seen.error for f in self.forwards if f.seen.error is not None), self.untold)

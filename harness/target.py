@@ -127,7 +127,8 @@ class CacheRows:
 @dataclass(frozen=True)
 class TargetIdentity:
     """Which thing is judged. ``detail`` is the JSON-able rest (configuration, options), to read. ``drawn``: all that
-    rebuilds a variant which was drawn and whose name says nothing; else None."""
+    rebuilds a variant which was drawn and whose name says nothing; else None. ``command``: what starts the process
+    that it is in; None for a target in this process."""
 
     kind: str
     family: str
@@ -138,6 +139,7 @@ class TargetIdentity:
     detail: dict[str, Any] = field(default_factory=dict, compare=False)
     drawn: dict[str, Any] | None = field(default=None, hash=False)
     path: Path = "text"
+    command: str | None = None
 
     @property
     def name(self) -> str:
@@ -160,11 +162,17 @@ class TargetIdentity:
             "storage": self.storage,
             "weights_seed": self.weights_seed,
         }
+        named |= {} if self.command is None else {"command": self.command}
         return named if self.drawn is None else named | {"drawn": self.drawn}
 
 
+class EngineGone(Exception):
+    """A session cannot tell, or not any more, what its caches hold: the engine behind it is gone."""
+
+
 class Session(Protocol):
-    """One pool of sequences, fresh when opened. Model errors come back as ``error``; only a misuse raises.
+    """One pool of sequences, fresh when opened. Model errors come back as ``error``; only a misuse raises, and
+    EngineGone what tells of caches (``lengths``, ``rows``, ``memory``, ``arguments``).
 
     A method whose capability the target lacks is never called. On a model-owned sequence trims and copies do nothing.
     """

@@ -10,8 +10,9 @@ from harness.execution import Execution
 from harness.findings import Violation
 from harness.judging import Judgement, Property
 from harness.operations import BATCHES, Batch, Fork, QuantizeCache, Reset, Restore, SaveLoad, Snapshot
-from harness.steps import Step, Told
+from harness.steps import Step
 from harness.target import CacheLengths, Capability
+from harness.telling import Told
 
 _TOLD = frozenset({Capability.LENGTHS, Capability.ROWS})
 

@@ -11,8 +11,9 @@ from harness.findings import Violation
 from harness.judging import Judgement, Property
 from harness.operations import QuantizeCache
 from harness.quantised import bytes_of_a_row, largest_error
-from harness.steps import Step, Told
+from harness.steps import Step
 from harness.target import Capability
+from harness.telling import Told
 from properties.copies import first_change
 
 

@@ -10,8 +10,9 @@ from harness.comparison import compare_bytes
 from harness.execution import Execution
 from harness.findings import Violation
 from harness.judging import Judgement, Property
-from harness.steps import Step, Told
+from harness.steps import Step
 from harness.target import CacheRows, Capability
+from harness.telling import Told
 
 
 class CachedRowsStayWhatTheyWere(Property):

@@ -22,6 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "harness.operations",
         "harness.ledger",
         "harness.findings",
+        "harness.seeds",
         "harness.trace",
     ),
     (
@@ -45,6 +46,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "harness.judge",
         "harness.recording",
         "harness.replay",
+        "harness.telling",
         "harness.tally",
         "harness.turns",
         "harness.witnessing",
@@ -68,6 +70,7 @@ BESIDE: dict[str, frozenset[int]] = {
     "harness.probe": frozenset({0, 1}),
     "harness.targets.*": frozenset({0, 1}),
     "harness.faults.*": frozenset({0}),
+    "harness.wire.*": frozenset({0, 1}),
     "harness.checkpoints.*": frozenset({0}),
 }
 MAY_IMPORT = {
@@ -100,6 +103,7 @@ MAY_IMPORT = {
         "harness.targets.*",
         "harness.checkpoints.*",
         "harness.commands.*",
+        "harness.wire.*",
         "properties.*",
         "reference_models.witness.*",
     ),

@@ -18,6 +18,27 @@ def jobs_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def limit_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--limit``; the namespace then holds a number of seconds."""
+    parser.add_argument(
+        "--limit",
+        type=_seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="how long an engine in another process may take for an answer before it counts as hung (default: 60)",
+    )
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 86_400:
+        raise argparse.ArgumentTypeError(f"must lie in (0, 86400] seconds, got {text!r:.40}")
+    return seconds
+
+
 def _jobs(text: str) -> int:
     if text == "auto":
         from harness.workers import processors

@@ -7,17 +7,18 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, cast, get_args
 
-import mlx.core as mx
-
 from harness.operations import Owner
 from harness.oracle import Expected, History
 from harness.rules import CacheRule, fits
+from harness.seeds import derive_seed
 from harness.target import Capability, ImageFormat, Path, TargetIdentity
+from harness.targets.device import device, use_device
+from harness.targets.naming import Asked, Subject, TargetError
 from harness.targets.reference_session import ReferenceSession
 from harness.targets.witnesses import Witnesses
 from reference_models import registry
 from reference_models.drawn import drawn_variants, read_variant, variant_to_json
-from reference_models.engine import BlockPool, CacheSpec, KVCache, MaskPolicy, NoCache, PagedKVCache
+from reference_models.engine import BlockPool, CacheSpec, KVCache, MaskPolicy, PagedKVCache, row_widths
 from reference_models.hf import ConfigError
 from reference_models.registry import FAMILIES, UnknownFamily, Variant, variants
 
@@ -41,10 +42,6 @@ POLICIES: tuple[MaskPolicy, ...] = get_args(MaskPolicy)
 PATHS: tuple[Path, ...] = get_args(Path)
 
 
-class TargetError(ValueError):
-    """A target that does not exist; the message names it and what does exist."""
-
-
 @functools.lru_cache(maxsize=64)
 def _model(variant: Variant, seed: int) -> Any:
     """Building costs more than ten forwards; one model serves every policy, cache and example."""
@@ -53,21 +50,7 @@ def _model(variant: Variant, seed: int) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _widths(variant: Variant, seed: int) -> tuple[tuple[int, int], ...]:
-    """Of the rows that the layers of a model give to their caches."""
-    model = _model(variant, seed)
-    caches = [_Told() for _ in model.attention_layers]
-    model(mx.array([[0]]), caches)  # nothing of it is computed
-    return tuple(cache.widths for cache in caches)
-
-
-class _Told(NoCache):
-    """Keeps the widths of what it is given."""
-
-    widths = (0, 0)
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        self.widths = keys.shape[3], values.shape[3]
-        return keys, values
+    return row_widths(_model(variant, seed))
 
 
 @functools.lru_cache(maxsize=64)
@@ -253,7 +236,33 @@ def limits(family: str, path: Path = "text") -> tuple[str, ...]:
     return registry.limits(family) + ((other,) if other else ())
 
 
-def target_from_identity(data: object) -> ReferenceTarget:
+def subject(rest: str, asked: Asked) -> Subject:
+    """``FAMILY``, its images path ``FAMILY+images``, or one configuration of it, ``FAMILY:VARIANT[:STORAGE]``."""
+    name, *parts = rest.split(":")
+    family, plus, path = name.partition("+")
+    if plus and path not in PATHS:
+        raise TargetError(f"a path is one of {', '.join(PATHS)}, not {path!r:.40}")
+    on = cast(Path, path or "text")
+    try:
+        if on not in paths(family):
+            raise TargetError(f"{family} has no path with images: no model with a vision tower")
+        numbers = derive_seed(asked.seed, family, on, "configurations")
+        drawn = drawn_variants(family, numbers, asked.configurations, images=on == "images")
+        found = targets(family, asked.policy, asked.seed, on, () if parts else drawn)
+    except UnknownFamily as error:
+        raise TargetError(str(error)) from error
+    if parts:
+        known = ", ".join(dict.fromkeys(target.variant.name for target in found))
+        found = tuple(target for target in found if [target.variant.name, target.storage][: len(parts)] == parts)
+        if not found:
+            raise TargetError(
+                f"{family} has nothing called {':'.join(parts)!r:.80}; its variants are {known}, the storages behind "
+                f"another colon {', '.join(CACHES)}"
+            )
+    return Subject(KIND, family, found, device(), on, limits(family, on))
+
+
+def target_from_identity(data: object, asked: Asked | None = None) -> ReferenceTarget:
     """Rebuild the target that a trace names. Raises TargetError (or UnknownFamily) with one line."""
     fields = ("kind", "family", "variant", "policy", "storage", "weights_seed")
     if not isinstance(data, dict) or set(data) - {"path", "drawn"} != set(fields):
@@ -286,21 +295,6 @@ def target_from_identity(data: object) -> ReferenceTarget:
     return ReferenceTarget(known[data["variant"]], data["policy"], data["storage"], seed, path)
 
 
-def use_device(name: str) -> None:
-    """Make ``cpu`` or ``gpu`` the device of everything that follows. TargetError when MLX has no such device here."""
-    chosen = {"cpu": mx.cpu, "gpu": mx.gpu}.get(name)
-    if chosen is None:
-        raise TargetError(f"the device is cpu or gpu, not {name!r:.40}")
-    if not mx.is_available(chosen):
-        raise TargetError(f"MLX has no {name} here; leave the device out, or install another build of MLX")
-    mx.set_default_device(chosen)
-
-
-def device() -> str:
-    """Where the reference models run and in which precision, for reports."""
-    return f"{mx.default_device()}, float32 weights"
-
-
 __all__ = [
     "FAMILIES",
     "ReferenceTarget",
@@ -311,4 +305,5 @@ __all__ = [
     "limits",
     "target_from_identity",
     "targets",
+    "use_device",
 ]

@@ -21,7 +21,7 @@ from .masks import (
     mask_for,
     rotating_mask,
 )
-from .no_cache import NoCache
+from .no_cache import NoCache, row_widths
 from .paged import PagedKVCache
 from .pool import CachePool, Owner, TrimReport, UnknownSequence
 from .rotating import RotatingKVCache
@@ -72,5 +72,6 @@ __all__ = [
     "make_caches",
     "mask_for",
     "rotating_mask",
+    "row_widths",
     "save_caches",
 ]

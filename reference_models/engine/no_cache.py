@@ -1,6 +1,7 @@
 """In place of a cache, for one forward over a whole sequence: it hands back what it is given."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 
@@ -48,3 +49,20 @@ class NoCache:
     def key_positions(self, l: int) -> mx.array:
         """Positions of the l tokens of a forward, int32 ``[l]``: given, or from ``offset`` on."""
         return self.offset if isinstance(self.offset, mx.array) else mx.arange(self.offset, self.offset + l)
+
+
+class _Widths(NoCache):
+    """Keeps the widths of what it is given."""
+
+    widths = (0, 0)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        self.widths = keys.shape[3], values.shape[3]
+        return keys, values
+
+
+def row_widths(model: Any) -> tuple[tuple[int, int], ...]:
+    """Numbers in a row of keys and of values, as the layers of a reference model give them to their caches."""
+    caches = [_Widths() for _ in model.attention_layers]
+    model(mx.array([[0]]), caches)  # nothing of it is computed
+    return tuple(cache.widths for cache in caches)

@@ -16,6 +16,7 @@ ARGUMENTS = {
     "load": ("--sizes", "tiny", "--gb", "0.001", "--dtype", "float32", "--rounds", "1"),
     "overhead": ("--profile", "smoke", "nemotron_nas"),
     "seeds": ("--profile", "smoke", "--seeds", "1", "nemotron_nas"),
+    "wire": ("--profile", "smoke", "--rounds", "1", "nemotron_nas"),
     "witness": ("--configurations", "1", "--tokens", "6", "nemotron_nas"),
 }
 

@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, Phase, settings
 from kv_harness_fake_target import FakeTarget
 
 import properties
-from harness.campaign import derive_seed, run_campaign
+from harness.campaign import run_campaign
 from harness.judging import Evidence, Judgement, Property
 from harness.profiles import PROFILES, Profile
+from harness.seeds import derive_seed
 
 PROFILE = Profile("p", programs=15, operations=6, shrink=False)
 NAMES = [(name, number, search) for name in ("a", "b", "a0") for number in (0, 1, 10) for search in (0, 1, 10)]

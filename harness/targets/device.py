@@ -1,0 +1,22 @@
+"""Where MLX computes."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from harness.targets.naming import TargetError
+
+
+def use_device(name: str) -> None:
+    """Make ``cpu`` or ``gpu`` the device of everything that follows. TargetError when MLX has no such device here."""
+    chosen = {"cpu": mx.cpu, "gpu": mx.gpu}.get(name)
+    if chosen is None:
+        raise TargetError(f"the device is cpu or gpu, not {name!r:.40}")
+    if not mx.is_available(chosen):
+        raise TargetError(f"MLX has no {name} here; leave the device out, or install another build of MLX")
+    mx.set_default_device(chosen)
+
+
+def device() -> str:
+    """Where the reference models run and in which precision, for reports."""
+    return f"{mx.default_device()}, float32 weights"

@@ -1,0 +1,311 @@
+"""The wire target: an engine in another process, which speaks the protocol of ``harness.wire``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, get_args
+
+import numpy as np
+
+from harness.operations import EnforceMaxKvSize, Owner
+from harness.oracle import Expected, History
+from harness.rules import CacheRule, QuantisedStorage
+from harness.target import (
+    ArgumentsObservation,
+    CacheLengths,
+    CacheMemory,
+    CacheRows,
+    Capability,
+    CopyObservation,
+    EngineGone,
+    ForwardObservation,
+    PromptInput,
+    RemovalObservation,
+    TargetIdentity,
+)
+from harness.targets.naming import Asked, Subject, TargetError
+from harness.wire.engine import Engine
+from harness.wire.process import WorkerError
+from harness.wire.protocol import CAPABILITIES, Description, ForwardAnswer, Policy, TellingAnswer
+
+KIND = "wire"
+LIMITS = (
+    "prompts with images do not go over the wire, nor is a cache quantised in mid-program",
+    "the engine tells its own caches and calls: what it tells wrongly is judged as it tells it",
+)
+_T = TypeVar("_T")
+
+
+class EngineError(Exception):
+    """What the engine raised in a forward without a cache."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WireTarget:
+    """One engine under one of its mask policies. Targets of one engine share its process."""
+
+    engine: Engine
+    policy: Policy = "live"
+
+    @property
+    def _said(self) -> Description:
+        return self.engine.description
+
+    @property
+    def identity(self) -> TargetIdentity:
+        said = self._said
+        return TargetIdentity(
+            kind=KIND,
+            family=said.family,
+            variant=said.variant,
+            policy=self.policy,
+            storage=said.storage,
+            weights_seed=0,
+            detail={"config": {"command": self.engine.command, "version": said.version}, "options": {}},
+            command=self.engine.command,
+        )
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return frozenset(CAPABILITIES[name] for name in self._said.capabilities)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._said.vocab_size
+
+    @property
+    def images(self) -> None:
+        return None
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        return self._said.attention_layers
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        return self._said.windows
+
+    @property
+    def rules(self) -> tuple[CacheRule | None, ...]:
+        return self._said.rules
+
+    @property
+    def row_storage(self) -> str:
+        return self._said.storage if self._said.storage in get_args(QuantisedStorage) else "rows"
+
+    @property
+    def row_widths(self) -> tuple[tuple[int, int], ...]:
+        raise NotImplementedError("no engine is asked over the wire to quantise a cache in mid-program")
+
+    def open(self, owners: tuple[Owner, ...]) -> WireSession:
+        return WireSession(self.engine, self.policy, owners, self.capabilities)
+
+    def renew(self) -> None:
+        self.engine.stop()
+
+    def counterpart(self) -> WireTarget | None:
+        if Capability.COUNTERPART not in self.capabilities:
+            return None
+        return dataclasses.replace(self, policy="offset" if self.policy == "live" else "live")
+
+    def witness(self, history: History) -> Expected:
+        raise NotImplementedError("no witness goes over the wire")
+
+    def cache_free(self, history: History) -> Expected:
+        arrays = {"tokens": history.tokens, "positions": history.positions, "visible": history.visible}
+        said = self.engine.ask("cache_free", **arrays)[0]
+        if said.error is not None or said.logits is None:
+            raise EngineError(said.error or "no logits and no error")
+        wanted = (len(history.tokens), self.vocab_size)
+        if said.logits.shape != wanted:
+            raise EngineError(f"logits of the shape {list(said.logits.shape)} instead of {list(wanted)}")
+        return Expected(said.logits, said.choice_gap, said.rounding_gap, said.dtype)
+
+
+class WireSession:
+    """A session on an engine: opened there with the first operation, gone when another is opened or the engine is.
+
+    Once it has been asked what caches hold, it has that told with every answer but those of single tokens, of which
+    there may be more before anybody asks again.
+    """
+
+    def __init__(
+        self, engine: Engine, policy: Policy, owners: tuple[Owner, ...], capabilities: frozenset[Capability]
+    ) -> None:
+        self._engine, self._policy, self._owners = engine, policy, owners
+        self._tells = capabilities & {Capability.LENGTHS, Capability.ROWS, Capability.BYTES}
+        self._opened = self._attention = self._arguments = self._asked = False
+        self._told: tuple[TellingAnswer, ...] | None = None
+
+    def forward(self, sequence: int, tokens: Sequence[int], prompt: PromptInput | None = None) -> ForwardObservation:
+        if prompt is not None:
+            raise ValueError("prompts with images do not go over the wire")
+        given = tuple(map(int, tokens))
+        try:
+            said = self._do("forward", len(given) > 1, sequence=sequence, tokens=given)
+        except WorkerError as error:
+            return ForwardObservation(given, None, error=_text(error))
+        return _observation(given, said)
+
+    def forward_batch(self, tokens: Sequence[Sequence[int]]) -> tuple[ForwardObservation, ...]:
+        given = tuple(tuple(map(int, row)) for row in tokens)
+        try:
+            said = self._do("forward_batch", max(map(len, given)) > 1, tokens=given).rows
+        except WorkerError as error:
+            return tuple(ForwardObservation(row, None, error=_text(error)) for row in given)
+        if len(said) != len(given):
+            error_text = f"BadAnswer: the engine tells of {len(said)} rows in a batch of {len(given)}"
+            return tuple(ForwardObservation(row, None, error=error_text) for row in given)
+        return tuple(map(_observation, given, said))
+
+    def trim_front(self, sequence: int, n: int, keep: int) -> RemovalObservation:
+        return self._observe(RemovalObservation, "trim_front", sequence=sequence, n=n, keep=keep)
+
+    def rollback(self, sequence: int, n: int) -> RemovalObservation:
+        return self._observe(RemovalObservation, "rollback", sequence=sequence, n=n)
+
+    def enforce(self, rule: EnforceMaxKvSize) -> RemovalObservation:
+        return self._observe(RemovalObservation, "enforce", **dataclasses.asdict(rule))
+
+    def snapshot(self, sequence: int, slot: int) -> CopyObservation:
+        return self._observe(CopyObservation, "snapshot", sequence=sequence, slot=slot)
+
+    def restore(self, sequence: int, slot: int) -> CopyObservation:
+        return self._observe(CopyObservation, "restore", sequence=sequence, slot=slot)
+
+    def fork(self, sequence: int, into: int) -> CopyObservation:
+        return self._observe(CopyObservation, "fork", sequence=sequence, into=into)
+
+    def save_and_load(self, sequence: int) -> CopyObservation:
+        return self._observe(CopyObservation, "save_and_load", sequence=sequence)
+
+    def reset(self, sequence: int) -> CopyObservation:
+        return self._observe(CopyObservation, "reset", sequence=sequence)
+
+    def quantise(self, sequence: int, storage: QuantisedStorage) -> CopyObservation:
+        raise NotImplementedError("no engine is asked over the wire to quantise a cache in mid-program")
+
+    def batch(self, rows: tuple[int, ...]) -> CopyObservation:
+        return self._observe(CopyObservation, "batch", rows=rows)
+
+    def lengths(self, sequence: int) -> tuple[CacheLengths, ...]:
+        return self._telling(sequence).lengths
+
+    def rows(self, sequence: int) -> tuple[CacheRows, ...]:
+        return self._telling(sequence).rows
+
+    def memory(self, sequence: int) -> tuple[CacheMemory, ...]:
+        return self._telling(sequence).memory
+
+    def tell_attention(self) -> None:
+        self._attention = True
+
+    def watch_arguments(self) -> None:
+        self._arguments = True
+
+    def arguments(self) -> ArgumentsObservation:
+        if not self._opened:
+            return ArgumentsObservation()
+        said: ArgumentsObservation = self._or_gone(lambda: self._do("arguments", False))
+        return said
+
+    def _telling(self, sequence: int) -> TellingAnswer:
+        """What is told of a sequence; asked for all of them at once, and once between two operations."""
+        if not self._tells:
+            return TellingAnswer()
+        self._asked = True
+        if self._told is None:
+            self._or_gone(lambda: self._do("tell", True))
+        assert self._told is not None
+        if len(self._told) != len(self._owners):
+            raise EngineGone(
+                f"BadAnswer: the engine tells of {len(self._told)} sequences, {len(self._owners)} are open"
+            )
+        return self._told[sequence]
+
+    @staticmethod
+    def _or_gone(ask: Callable[[], _T]) -> _T:
+        try:
+            return ask()
+        except WorkerError as error:
+            raise EngineGone(_text(error)) from error
+
+    def _observe(self, kind: Callable[..., _T], do: str, **fields: Any) -> _T:
+        try:
+            observed: _T = self._do(do, True, **fields)
+        except WorkerError as error:
+            return kind(error=_text(error))
+        return observed
+
+    def _do(self, do: str, tell: bool, **fields: Any) -> Any:
+        engine = self._engine
+        if not self._opened:
+            options = {"attention": self._attention, "arguments": self._arguments}
+            engine.ask("open", owners=self._owners, policy=self._policy, **options)
+            engine.session, self._opened = self, True
+        elif engine.session is not self:
+            raise WorkerError("the session is over: its engine has died, or another session was opened")
+        if tell and self._asked and self._tells:
+            fields["tell"] = True
+        if do != "arguments":
+            self._told = None
+        said, told = engine.ask(do, **fields)
+        if told is not None:
+            self._told = told
+        return said
+
+
+def _text(error: WorkerError) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _observation(tokens: tuple[int, ...], said: ForwardAnswer) -> ForwardObservation:
+    logits = said.logits
+    if logits is None and said.error is None:
+        return ForwardObservation(tokens, None, error="BadAnswer: the engine's forward has no logits and no error")
+    if logits is not None and (logits.ndim != 2 or logits.dtype.kind != "f"):
+        said_of = f"logits of the shape {list(logits.shape)} in {logits.dtype}"
+        return ForwardObservation(tokens, None, error=f"BadAnswer: {said_of}, expected [tokens, vocabulary] in floats")
+    if logits is not None and logits.dtype == np.float16:
+        logits = logits.astype(np.float32)
+    return ForwardObservation(tokens, logits, said.attention, said.positions, said.seconds, said.error)
+
+
+def subject(rest: str, asked: Asked) -> Subject:
+    """The engine that a command starts; it is started, to say what it is."""
+    engine = Engine(rest, asked.limit)
+    try:
+        said = engine.description
+        if asked.policy not in said.policies:
+            engine.stop()
+            raise TargetError(f"wire:{rest!r:.120}: the engine has the mask policy {', '.join(said.policies)} alone")
+    except WorkerError as error:
+        raise TargetError(f"wire:{rest!r:.120}: {error}") from error
+    target = WireTarget(engine, asked.policy)
+    return Subject(KIND, said.family, (target,), said.device, limits=LIMITS, close=engine.stop)
+
+
+def target_from_identity(data: dict[str, Any], asked: Asked) -> WireTarget:
+    """Rebuild the target that a trace names. A trace may come from anybody: nothing that it names is run unless the
+    person at the keyboard says so. Raises TargetError."""
+    fields = {"kind": str, "family": str, "variant": str, "policy": str, "storage": str, "weights_seed": int}
+    if set(data) != {*fields, "command"} or any(type(data[name]) is not kind for name, kind in fields.items()):
+        raise TargetError(f"a wire target must be an object with the fields {', '.join(fields)}, command")
+    command = data["command"]
+    if not isinstance(command, str) or not command.strip():
+        raise TargetError(f"a wire target's command must be text, got {command!r:.60}")
+    if data["policy"] not in ("live", "offset"):
+        raise TargetError(f"policy is one of live, offset, got {data['policy']!r:.60}")
+    if not asked.run_command:
+        raise TargetError(
+            f"its target is another process, which the file says is started by {command!r}; nothing was run: add "
+            f"--run-command if you trust that command"
+        )
+    found = subject(command, Asked(data["policy"], limit=asked.limit)).targets[0]
+    assert isinstance(found, WireTarget)
+    for name in ("family", "variant", "storage"):
+        if (now := getattr(found.identity, name)) != data[name]:
+            found.engine.stop()
+            raise TargetError(f"the engine is not that of the trace: its {name} is {now!r:.60}, not {data[name]!r:.60}")
+    return found

@@ -1,0 +1,1 @@
+"""The wire: engines in other processes. PROTOCOL.md says what a worker speaks."""
