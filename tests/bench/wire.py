@@ -1,8 +1,8 @@
 """What the wire costs: the same programs on an engine in this process and in another one, in one run.
 
 Programs of an ordinary campaign are executed again, with all that is told of caches, in this process and through
-``harness.wire.worker`` in turns.  Prints per configuration: programs, operations, requests for each operation, seconds of
-either and their ratio; then the same for operations alone, without anything told.
+``harness.wire.worker`` in turns.  Prints per configuration: programs, operations, requests for each operation, seconds
+of either and their ratio; then the same for operations alone, without anything told.
 
     python tests/bench/wire.py [--profile quick] [--seed 0] [--rounds 3] [FAMILY ...]
 """
