@@ -1,0 +1,307 @@
+"""The models of mlx-lm, on the library's own caches or on ours. What differs between its releases ends here.
+
+``mlx_lm:<model type>`` is a family with the caches of ``make_prompt_cache``; ``mlx_lm:<model type>@live-window`` the
+same model on our caches, whose front can be trimmed: is what the model makes of its masks right then?
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+from typing import Any, cast
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten, tree_unflatten
+
+from harness.operations import Owner
+from harness.oracle import Expected, History
+from harness.rules import CacheRule
+from harness.target import Capability, ImageFormat, Session, TargetIdentity
+from harness.targets import mlx_lm_caches as held
+from harness.targets.mlx_lm_catalogue import FAMILIES, Family
+from harness.targets.mlx_lm_free import cache_free
+from harness.targets.mlx_lm_session import Library, LibrarySession, probe
+from harness.targets.reference_session import ReferenceSession
+from reference_models.engine import KVCache, MaskPolicy
+
+KIND = "mlx_lm"
+OWN, LIVE_WINDOW = "", "live-window"
+"""Whose caches: what stands behind the @ of a name."""
+
+_NEVER = frozenset({Capability.IMAGES, Capability.WITNESS})
+_OURS_ALONE = frozenset(
+    {
+        Capability.FRONT_TRIM,
+        Capability.ENFORCE,
+        Capability.OWNERSHIP,
+        Capability.COUNTERPART,
+        Capability.ARGUMENTS,
+        Capability.BYTES,
+    }
+)
+
+
+class UnknownFamily(ValueError):
+    """A name that is none of a target of this kind."""
+
+
+class NotInstalled(ValueError):
+    """mlx-lm is not there, or its release has no such model."""
+
+
+def library() -> Library:
+    """``mlx_lm.models.cache``. NotInstalled where there is none."""
+    try:
+        return cast(Library, importlib.import_module("mlx_lm.models.cache"))
+    except ImportError as error:
+        raise NotInstalled("mlx-lm is not installed: pip install 'mlx-kv-harness[mlx-lm]'") from error
+
+
+def version() -> str:
+    """Of mlx-lm. NotInstalled where there is none."""
+    library()
+    return str(importlib.import_module("mlx_lm").__version__)
+
+
+@functools.lru_cache(maxsize=64)
+def build(model_type: str, seed: int) -> Any:
+    """A tiny model with random weights: fan-in-scaled matrices, and vectors near what the constructor gave them."""
+    family = _family(model_type)
+    library()
+    try:
+        module = importlib.import_module(f"mlx_lm.models.{family.module or model_type}")
+    except ImportError as error:
+        raise NotInstalled(f"mlx-lm {version()} has no model {model_type}") from error
+    model = module.Model(module.ModelArgs.from_dict({"model_type": model_type, **family.config}))
+    leaves: Any = tree_flatten(model.parameters())
+    draw = np.random.default_rng(seed)
+    made = []
+    for name, array in sorted(leaves, key=lambda leaf: str(leaf[0])):
+        noise = draw.standard_normal(array.shape).astype(np.float32)
+        if array.ndim > 1:
+            made.append((name, mx.array(noise / np.sqrt(array.shape[-1]))))
+        else:
+            made.append((name, array.astype(mx.float32) + mx.array(0.1 * noise)))
+    model.update(tree_unflatten(made))
+    model.eval()
+    mx.eval(model.parameters())
+    return model
+
+
+@dataclasses.dataclass(frozen=True)
+class MlxLmTarget:
+    """One family of mlx-lm. ``caches``: OWN or LIVE_WINDOW; ``policy``: of the masks of the latter."""
+
+    model_type: str
+    caches: str = OWN
+    policy: MaskPolicy = "live"
+    weights_seed: int = 0
+
+    @property
+    def family(self) -> Family:
+        return _family(self.model_type)
+
+    @functools.cached_property
+    def identity(self) -> TargetIdentity:
+        ours = self.caches == LIVE_WINDOW
+        return TargetIdentity(
+            kind=KIND,
+            family=self.model_type,
+            variant=f"tiny@{LIVE_WINDOW}" if ours else "tiny",
+            policy=self.policy if ours else "library",
+            storage="rows",
+            weights_seed=self.weights_seed,
+            detail={"config": self.family.config, "mlx-lm": version()},
+        )
+
+    @property
+    def _model(self) -> Any:
+        return build(self.model_type, self.weights_seed)
+
+    @functools.cached_property
+    def _leaves(self) -> tuple[tuple[int, Any], ...]:
+        """Fresh caches of a sequence, by layer."""
+        return tuple(held.leaves(library().make_prompt_cache(self._model)))
+
+    @functools.cached_property
+    def _with_keys(self) -> tuple[int, ...]:
+        """Which of them have keys."""
+        return tuple(at for at, (_, cache) in enumerate(self._leaves) if not held.is_state(cache))
+
+    @functools.cached_property
+    def _calls(self) -> tuple[tuple[int, int], ...]:
+        """Layer and leaf of every attention call."""
+        if self.family.calls:
+            return tuple((layer, self._with_keys[number]) for layer, number in self.family.calls)
+        return tuple((self._leaves[at][0], at) for at in self._with_keys)
+
+    @property
+    def has_states(self) -> bool:
+        """Are there layers whose cache has no keys?"""
+        return len(self._with_keys) < len(self._leaves)
+
+    @functools.cached_property
+    def capabilities(self) -> frozenset[Capability]:
+        lacks = set(_NEVER)
+        kinds = {held.kind_of(cache) for _, cache in self._leaves}
+        if self.caches == OWN:
+            lacks |= _OURS_ALONE
+            if "state" in kinds:
+                lacks |= {Capability.ROLLBACK}
+            if kinds != {"dense"}:
+                lacks |= {Capability.BATCH}
+        else:
+            if "state" in kinds:  # nothing trims a state, so what it still knows of trimmed tokens no oracle can say
+                lacks |= {Capability.ROLLBACK, Capability.SAVE_LOAD, Capability.BATCH, Capability.CACHE_FREE}
+            if len(self._calls) != len(self._with_keys):
+                lacks |= {Capability.BATCH}
+        if not self._first_forward[1]:
+            lacks.add(Capability.POSITIONS)
+        return frozenset(Capability) - lacks
+
+    @functools.cached_property
+    def _first_forward(self) -> tuple[int, int]:
+        """How many calls of attention and of a rotation the probe sees in a forward on the library's own caches."""
+        with probe().watching() as record:
+            mx.eval(self._model(mx.array([[1, 2]]), cache=library().make_prompt_cache(self._model)))
+        return len(record.attention()), len(record.positions())
+
+    @property
+    def images(self) -> ImageFormat | None:
+        return None
+
+    @property
+    def vocab_size(self) -> int:
+        config = self.family.config
+        return int(config.get("text_config", config)["vocab_size"])
+
+    @functools.cached_property
+    def attention_layers(self) -> tuple[int, ...]:
+        return tuple(layer for layer, _ in self._calls)
+
+    @functools.cached_property
+    def windows(self) -> tuple[int | None, ...]:
+        return self.family.windows or (None,) * len(self._calls)
+
+    @functools.cached_property
+    def rules(self) -> tuple[CacheRule | None, ...]:
+        if self.caches == LIVE_WINDOW:
+            return (None,) * len(self._calls)
+        return tuple(held.rule_of(self._leaves[at][1]) for _, at in self._calls)
+
+    def open(self, owners: tuple[Owner, ...]) -> Session:
+        leaves = [at for _, at in self._calls]
+        if self.caches == OWN:
+            return LibrarySession(self._model, library(), leaves, owners)
+        return ReferenceSession(_OnOurCaches(self), self.policy, self._our_caches, owners)
+
+    def _our_caches(self) -> list[KVCache]:
+        """One for every cache of the library that has keys; states, if any, go with the first."""
+        caches: list[KVCache] = [KVCache() for _ in self._with_keys]
+        states = [cache for _, cache in held.leaves(library().make_prompt_cache(self._model)) if held.is_state(cache)]
+        if states:
+            caches[0] = held.StatefulKVCache(states)
+        return caches
+
+    def renew(self) -> None:
+        build.cache_clear()
+        for name in ("_leaves", "_first_forward"):
+            self.__dict__.pop(name, None)
+
+    def counterpart(self) -> MlxLmTarget | None:
+        if self.caches == OWN:
+            return None
+        return dataclasses.replace(self, policy="offset" if self.policy == "live" else "live")
+
+    def witness(self, history: History) -> Expected:
+        raise NotImplementedError("no independent witness of mlx-lm's families in float64 is asked here")
+
+    def cache_free(self, history: History) -> Expected:
+        """The model without a cache (own caches), or with the oracle's masks in the place of its caches."""
+        if self.caches == OWN:
+            return cache_free(history, lambda tokens, _, __: self._model(tokens, cache=None))
+        return cache_free(history, self._with_masks)
+
+    def _with_masks(self, tokens: mx.array, shown: Any, offset: int) -> mx.array:
+        given = {at: held.GivenMask(shown, offset, self.window_of(at)) for at in self._with_keys}
+        out: mx.array = self._model(tokens, cache=self._shaped(given))
+        return out
+
+    def window_of(self, leaf: int) -> int | None:
+        """Of a cache of the library: the window in which it rotates."""
+        cache = self._leaves[leaf][1]
+        return int(cache.max_size) if held.kind_of(cache) == "rotating" else None
+
+    def _shaped(self, given: dict[int, Any]) -> list[Any]:
+        """A prompt cache of the shape that the model wants, with these leaves."""
+        made = library().make_prompt_cache(self._model)
+        at = 0
+        for index, cache in enumerate(made):
+            inside = getattr(cache, "caches", None)
+            if inside is None:
+                made[index] = given.get(at, cache)
+                at += 1
+                continue
+            cache.caches = tuple(given.get(at + number, leaf) for number, leaf in enumerate(inside))
+            at += len(inside)
+        return made
+
+
+class _OnOurCaches:
+    """A model as ``ReferenceSession`` calls one: tokens, our caches, and where masks come from."""
+
+    def __init__(self, target: MlxLmTarget) -> None:
+        self._target = target
+
+    def __call__(self, tokens: mx.array, caches: list[Any], policy: MaskPolicy) -> mx.array:
+        target = self._target
+        ours = zip(target._with_keys, caches, strict=True)
+        given: dict[int, Any] = {at: held.LiveWindow(cache, policy, target.window_of(at)) for at, cache in ours}
+        if target.has_states:
+            states = iter(caches[0].states)
+            given |= {at: next(states) for at, (_, cache) in enumerate(target._leaves) if held.is_state(cache)}
+        out: mx.array = target._model(tokens, cache=target._shaped(given))
+        return out
+
+
+def _family(model_type: str) -> Family:
+    if model_type not in FAMILIES:
+        raise UnknownFamily(f"mlx_lm has no family {model_type!r:.60} in the catalogue; it has {', '.join(FAMILIES)}")
+    return FAMILIES[model_type]
+
+
+def _parts(name: str) -> tuple[str, str]:
+    kind, _, rest = name.partition(":")
+    model_type, _, caches = rest.partition("@")
+    if kind != KIND or not model_type or caches not in (OWN, LIVE_WINDOW):
+        raise UnknownFamily(f"{name!r:.60} is not {KIND}:<model type> or {KIND}:<model type>@{LIVE_WINDOW}")
+    _family(model_type)
+    return model_type, caches
+
+
+def resolve(name: str) -> tuple[MlxLmTarget, ...]:
+    """The targets that ``mlx_lm:<model type>`` or ``mlx_lm:<model type>@live-window`` names.
+
+    Raises UnknownFamily or NotInstalled, with one line.
+    """
+    model_type, caches = _parts(name)
+    build(model_type, 0)
+    return (MlxLmTarget(model_type, caches),)
+
+
+def limits(name: str) -> tuple[str, ...]:
+    """What a run of this target cannot show, one phrase each. Raises as ``resolve``."""
+    model_type, caches = _parts(name)
+    said = ["a tiny configuration of ours with random float32 weights", "no independent witness in float64"]
+    target = MlxLmTarget(model_type, caches)
+    if caches == OWN:
+        said.append("the caches of the library have no front trim")
+        if target.has_states:
+            said.append("recurrent states cannot go back, so nothing is rolled back")
+        if Capability.BATCH not in target.capabilities:
+            said.append("no batches: only those of dense caches are judged")
+    elif target.has_states:
+        said.append("a state has no keys to trim: what it remembers of trimmed tokens is not judged, attention is")
+    return (*said, *_family(model_type).limits)
