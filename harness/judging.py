@@ -14,7 +14,7 @@ from harness.findings import Violation
 from harness.lives import Life, live_again, lives
 from harness.oracle import Expected, History
 from harness.retelling import Line, untrimmed, without_batches, without_rejected
-from harness.target import AttentionCall, Capability, ForwardObservation
+from harness.target import AttentionCall, Capability, ForwardObservation, Target
 from harness.witnessing import history
 
 ONE_BY_ONE = 24  # tokens of a life at most that are processed again one by one: each costs a forward
@@ -145,6 +145,11 @@ class Property:
     needs: ClassVar[frozenset[Capability]] = frozenset()
     runs_again: ClassVar[bool] = False  # it has the program executed another time: see ``harness.turns``
 
+    def never_decisive(self, target: Target) -> str | None:
+        """Why nothing that this target does can ever be decisive; None where something can. It is judged all the
+        same."""
+        return None
+
     def judge_step(self, run: Execution, step: Step) -> Judgement | None:
         """Judge one step just applied; None if it says nothing about steps."""
         return None
@@ -157,6 +162,13 @@ class Property:
         """Can this run be decisive at all, by what is known without running it again? Asked where ``runs_again``: a
         program that has nothing to show takes nobody's turn."""
         return True
+
+
+def front_stays(target: Target) -> str | None:
+    """Why no cache of this target ever loses its oldest keys; None where one does."""
+    if Capability.FRONT_TRIM in target.capabilities or any(target.rules):
+        return None
+    return "nothing ever leaves the front of the target's caches"
 
 
 def attention_calls(run: Execution, forward: ForwardStep) -> Iterator[tuple[int, AttentionCall]]:

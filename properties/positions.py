@@ -8,9 +8,9 @@ import numpy as np
 
 from harness.execution import Execution, Step
 from harness.findings import Violation
-from harness.judging import Judgement, Property, positions_are_whole
+from harness.judging import Judgement, Property, front_stays, positions_are_whole
 from harness.oracle import of_layer
-from harness.target import Capability
+from harness.target import Capability, Target
 
 _AXES = ("T", "H", "W")
 
@@ -23,6 +23,9 @@ class PositionsAreAbsolute(Property):
         "images, one of them makes an M-RoPE id another number than the position"
     )
     needs: ClassVar = frozenset({Capability.POSITIONS})
+
+    def never_decisive(self, target: Target) -> str | None:
+        return front_stays(target)
 
     def judge_step(self, run: Execution, step: Step) -> Judgement:
         steps = decisive = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import mlx.core as mx
 import numpy as np
@@ -20,10 +20,10 @@ from harness.oracle import Expected, History
 from harness.rules import CacheRule
 from harness.target import Capability, ImageFormat, Session, TargetIdentity
 from harness.targets import mlx_lm_caches as held
-from harness.targets.mlx_lm_catalogue import FAMILIES, Family
+from harness.targets.mlx_lm_catalogue import FAMILIES, WITHOUT_ENTRY, Family
 from harness.targets.mlx_lm_free import cache_free
+from harness.targets.mlx_lm_live import GivenMask, LiveSession, LiveWindow, StatefulKVCache
 from harness.targets.mlx_lm_session import Library, LibrarySession, probe
-from harness.targets.reference_session import ReferenceSession
 from reference_models.engine import KVCache, MaskPolicy
 
 KIND = "mlx_lm"
@@ -66,9 +66,9 @@ def version() -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def build(model_type: str, seed: int) -> Any:
+def build(model_type: str, variant: str, seed: int) -> Any:
     """A tiny model with random weights: fan-in-scaled matrices, and vectors near what the constructor gave them."""
-    family = _family(model_type)
+    family = next(each for each in _variants(model_type) if each.variant == variant)
     library()
     try:
         module = importlib.import_module(f"mlx_lm.models.{family.module or model_type}")
@@ -95,13 +95,14 @@ class MlxLmTarget:
     """One family of mlx-lm. ``caches``: OWN or LIVE_WINDOW; ``policy``: of the masks of the latter."""
 
     model_type: str
+    variant: str = "tiny"
     caches: str = OWN
     policy: MaskPolicy = "live"
     weights_seed: int = 0
 
     @property
     def family(self) -> Family:
-        return _family(self.model_type)
+        return next(family for family in _variants(self.model_type) if family.variant == self.variant)
 
     @functools.cached_property
     def identity(self) -> TargetIdentity:
@@ -109,7 +110,7 @@ class MlxLmTarget:
         return TargetIdentity(
             kind=KIND,
             family=self.model_type,
-            variant=f"tiny@{LIVE_WINDOW}" if ours else "tiny",
+            variant=f"{self.variant}@{LIVE_WINDOW}" if ours else self.variant,
             policy=self.policy if ours else "library",
             storage="rows",
             weights_seed=self.weights_seed,
@@ -118,7 +119,7 @@ class MlxLmTarget:
 
     @property
     def _model(self) -> Any:
-        return build(self.model_type, self.weights_seed)
+        return build(self.model_type, self.variant, self.weights_seed)
 
     @functools.cached_property
     def _leaves(self) -> tuple[tuple[int, Any], ...]:
@@ -137,6 +138,11 @@ class MlxLmTarget:
             return tuple((layer, self._with_keys[number]) for layer, number in self.family.calls)
         return tuple((self._leaves[at][0], at) for at in self._with_keys)
 
+    @functools.cached_property
+    def _read(self) -> tuple[int, ...]:
+        """The leaves that attention reads. nemotron_nas has caches that nobody does."""
+        return tuple(sorted({at for _, at in self._calls}))
+
     @property
     def has_states(self) -> bool:
         """Are there layers whose cache has no keys?"""
@@ -150,12 +156,12 @@ class MlxLmTarget:
             lacks |= _OURS_ALONE
             if "state" in kinds:
                 lacks |= {Capability.ROLLBACK}
-            if kinds != {"dense"}:
+            if not kinds <= {"dense", "state"}:
                 lacks |= {Capability.BATCH}
         else:
             if "state" in kinds:  # nothing trims a state, so what it still knows of trimmed tokens no oracle can say
                 lacks |= {Capability.ROLLBACK, Capability.SAVE_LOAD, Capability.BATCH, Capability.CACHE_FREE}
-            if len(self._calls) != len(self._with_keys):
+            if len(self._calls) != len(self._read):
                 lacks |= {Capability.BATCH}
         if not self._first_forward[1]:
             lacks.add(Capability.POSITIONS)
@@ -195,14 +201,15 @@ class MlxLmTarget:
         leaves = [at for _, at in self._calls]
         if self.caches == OWN:
             return LibrarySession(self._model, library(), leaves, owners)
-        return ReferenceSession(_OnOurCaches(self), self.policy, self._our_caches, owners)
+        ours = [self._read.index(at) for at in leaves]
+        return LiveSession(_OnOurCaches(self), self.policy, self._our_caches, owners, ours)
 
     def _our_caches(self) -> list[KVCache]:
-        """One for every cache of the library that has keys; states, if any, go with the first."""
-        caches: list[KVCache] = [KVCache() for _ in self._with_keys]
+        """One for every cache of the library that attention reads; states, if any, go with the first."""
+        caches: list[KVCache] = [KVCache() for _ in self._read]
         states = [cache for _, cache in held.leaves(library().make_prompt_cache(self._model)) if held.is_state(cache)]
         if states:
-            caches[0] = held.StatefulKVCache(states)
+            caches[0] = StatefulKVCache(states)
         return caches
 
     def renew(self) -> None:
@@ -225,7 +232,7 @@ class MlxLmTarget:
         return cache_free(history, self._with_masks)
 
     def _with_masks(self, tokens: mx.array, shown: Any, offset: int) -> mx.array:
-        given = {at: held.GivenMask(shown, offset, self.window_of(at)) for at in self._with_keys}
+        given = {at: GivenMask(shown, offset, self.window_of(at)) for at in self._with_keys}
         out: mx.array = self._model(tokens, cache=self._shaped(given))
         return out
 
@@ -257,8 +264,9 @@ class _OnOurCaches:
 
     def __call__(self, tokens: mx.array, caches: list[Any], policy: MaskPolicy) -> mx.array:
         target = self._target
-        ours = zip(target._with_keys, caches, strict=True)
-        given: dict[int, Any] = {at: held.LiveWindow(cache, policy, target.window_of(at)) for at, cache in ours}
+        ours: dict[int, Any] = {at: KVCache() for at in target._with_keys}  # nobody writes into one that none reads
+        ours |= dict(zip(target._read, caches, strict=True))
+        given: dict[int, Any] = {at: LiveWindow(cache, policy, target.window_of(at)) for at, cache in ours.items()}
         if target.has_states:
             states = iter(caches[0].states)
             given |= {at: next(states) for at, (_, cache) in enumerate(target._leaves) if held.is_state(cache)}
@@ -266,7 +274,9 @@ class _OnOurCaches:
         return out
 
 
-def _family(model_type: str) -> Family:
+def _variants(model_type: str) -> tuple[Family, ...]:
+    if model_type in WITHOUT_ENTRY:
+        raise UnknownFamily(f"mlx_lm:{model_type} cannot be judged: {WITHOUT_ENTRY[model_type]}")
     if model_type not in FAMILIES:
         raise UnknownFamily(f"mlx_lm has no family {model_type!r:.60} in the catalogue; it has {', '.join(FAMILIES)}")
     return FAMILIES[model_type]
@@ -277,31 +287,43 @@ def _parts(name: str) -> tuple[str, str]:
     model_type, _, caches = rest.partition("@")
     if kind != KIND or not model_type or caches not in (OWN, LIVE_WINDOW):
         raise UnknownFamily(f"{name!r:.60} is not {KIND}:<model type> or {KIND}:<model type>@{LIVE_WINDOW}")
-    _family(model_type)
     return model_type, caches
 
 
 def resolve(name: str) -> tuple[MlxLmTarget, ...]:
-    """The targets that ``mlx_lm:<model type>`` or ``mlx_lm:<model type>@live-window`` names.
+    """The targets that ``mlx_lm:<model type>`` or ``mlx_lm:<model type>@live-window`` names, one for every variant.
 
     Raises UnknownFamily or NotInstalled, with one line.
     """
     model_type, caches = _parts(name)
-    build(model_type, 0)
-    return (MlxLmTarget(model_type, caches),)
+    made = tuple(MlxLmTarget(model_type, family.variant, caches) for family in _variants(model_type))
+    for target in made:
+        build(model_type, target.variant, target.weights_seed)
+    return made
+
+
+def target_from_identity(data: dict[str, Any]) -> MlxLmTarget:
+    """Rebuild the target that a trace names. Raises UnknownFamily or NotInstalled, with one line."""
+    variant, _, caches = str(data.get("variant")).partition("@")
+    named = resolve(f"{KIND}:{data.get('family')}" + (f"@{caches}" if caches else ""))
+    policy, seed = data.get("policy"), data.get("weights_seed")
+    found = [target for target in named if target.variant == variant]
+    if not found or policy not in ("library", *get_args(MaskPolicy)) or type(seed) is not int:
+        raise UnknownFamily(f"no variant, policy and seed of {KIND}:{data.get('family')} are {data!r:.80}")
+    policy = "live" if policy == "library" else policy
+    return dataclasses.replace(found[0], policy=cast(MaskPolicy, policy), weights_seed=seed)
 
 
 def limits(name: str) -> tuple[str, ...]:
     """What a run of this target cannot show, one phrase each. Raises as ``resolve``."""
-    model_type, caches = _parts(name)
-    said = ["a tiny configuration of ours with random float32 weights", "no independent witness in float64"]
-    target = MlxLmTarget(model_type, caches)
-    if caches == OWN:
+    target = resolve(name)[0]
+    said = ["tiny configurations of ours with random float32 weights", "no independent witness in float64"]
+    if target.caches == OWN:
         said.append("the caches of the library have no front trim")
         if target.has_states:
             said.append("recurrent states cannot go back, so nothing is rolled back")
         if Capability.BATCH not in target.capabilities:
-            said.append("no batches: only those of dense caches are judged")
+            said.append("no batches: those of rotating caches are not judged")
     elif target.has_states:
         said.append("a state has no keys to trim: what it remembers of trimmed tokens is not judged, attention is")
-    return (*said, *_family(model_type).limits)
+    return (*said, *target.family.limits)

@@ -11,14 +11,22 @@ ATTENDING = {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1.0}}
 LINEAR = {"attention": {"replace_with_linear": True}, "ffn": {"ffn_mult": 1.0}}
 NOTHING = {"attention": {"no_op": True}, "ffn": {"ffn_mult": 1.0}}
 
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, Family | tuple[Family, ...]] = {
     "llama": Family(text()),
     "qwen3": Family(text()),
     "qwen2": Family(text()),
-    "nemotron_nas": Family(
-        text(num_hidden_layers=4, block_configs=[LINEAR, ATTENDING, NOTHING, ATTENDING]),
-        module="nemotron-nas",
-        calls=((1, 1), (3, 2)),
+    "nemotron_nas": (
+        Family(
+            text(num_hidden_layers=4, block_configs=[ATTENDING, NOTHING, LINEAR, ATTENDING]),
+            module="nemotron-nas",
+            calls=((0, 0), (3, 2)),
+        ),
+        Family(
+            text(num_hidden_layers=4, block_configs=[LINEAR, ATTENDING, NOTHING, ATTENDING]),
+            module="nemotron-nas",
+            calls=((1, 1), (3, 2)),
+            variant="linear-first",
+        ),
     ),
     "cohere2": Family(
         text(layer_norm_eps=1e-5, sliding_window=WINDOW, sliding_window_pattern=2, num_hidden_layers=4),

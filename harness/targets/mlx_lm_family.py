@@ -24,6 +24,7 @@ class Family:
     calls: tuple[tuple[int, int], ...] = ()
     module: str = ""
     limits: tuple[str, ...] = field(default=())
+    variant: str = "tiny"
 
 
 TEXT: dict[str, Any] = {

@@ -116,9 +116,12 @@ class LibrarySession:
         return tuple(held.lengths_of(leaves[at]) for at in self._calls)
 
     def rows(self, sequence: int) -> tuple[CacheRows, ...]:
-        caches = self._row(self._rows.index(sequence)) if sequence in self._rows else self._caches[sequence]
-        leaves = [leaf for _, leaf in held.leaves(caches)]
-        return tuple(held.rows_of(leaves[at]) for at in self._calls)
+        if sequence not in self._rows:
+            leaves = [leaf for _, leaf in held.leaves(self._caches[sequence])]
+            return tuple(held.rows_of(leaves[at]) for at in self._calls)
+        row, leaves = self._rows.index(sequence), [leaf for _, leaf in held.leaves(self._batch)]
+        read = [leaves[at] for at in self._calls]
+        return tuple(held.NO_ROWS if leaf.empty() else held.rows_of(leaf.extract(row)) for leaf in read)
 
     def snapshot(self, sequence: int, slot: int) -> CopyObservation:
         return self._copy(lambda: self._slots.__setitem__(slot, copy.deepcopy(self._of(sequence))))
@@ -238,7 +241,7 @@ def _lengths_of_row(cache: Any, row: int) -> CacheLengths:
 def _unused(cache: Any) -> int:
     """Slots in front that are padding to every row: ``filter`` alone takes them out again, so more may be there than
     the ledger, which has none, expects. Harmless where the mask hides them all."""
-    return max(0, int(cache.left_padding.min().item())) if hasattr(cache, "left_padding") and not cache.empty() else 0
+    return 0 if held.is_state(cache) or cache.empty() else max(0, int(cache.left_padding.min().item()))
 
 
 def _without(call: AttentionCall, unused: int) -> AttentionCall:
@@ -250,9 +253,7 @@ def _without(call: AttentionCall, unused: int) -> AttentionCall:
     values = call.values
     if values is not None:
         added = None if values.added is None else values.added[..., unused:]
-        values = replace(
-            values, keys=values.keys[:, :, unused:], values=values.values[:, :, unused:], added=added
-        )
+        values = replace(values, keys=values.keys[:, :, unused:], values=values.values[:, :, unused:], added=added)
     lengths = {"key_len": call.key_len - unused, "value_len": call.value_len - unused}
     return replace(call, **lengths, mask_shape=shape, shown=shown[..., unused:], values=values)
 
