@@ -246,7 +246,7 @@ def _result(prop: Property, targets: Sequence[Target], result: CampaignResult) -
         missing = {str(capability) for target in targets for capability in prop.needs - target.capabilities}
         reason = f"the target lacks: {', '.join(sorted(missing))}"
         return PropertyResult(prop.id, Verdict.NOT_APPLICABLE, tally, reason)
-    why = {reason for target in able if (reason := prop.never_decisive(target)) is not None}
+    why = {words for target in able if (words := prop.never_decisive(target)) is not None}
     able = [target for target in able if prop.never_decisive(target) is None]
     if not able:
         return PropertyResult(prop.id, Verdict.NOT_APPLICABLE, tally, "; ".join(sorted(why)))

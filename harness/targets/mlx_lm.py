@@ -156,8 +156,6 @@ class MlxLmTarget:
             lacks |= _OURS_ALONE
             if "state" in kinds:
                 lacks |= {Capability.ROLLBACK}
-            if not kinds <= {"dense", "state"}:
-                lacks |= {Capability.BATCH}
         else:
             if "state" in kinds:  # nothing trims a state, so what it still knows of trimmed tokens no oracle can say
                 lacks |= {Capability.ROLLBACK, Capability.SAVE_LOAD, Capability.BATCH, Capability.CACHE_FREE}
@@ -322,8 +320,6 @@ def limits(name: str) -> tuple[str, ...]:
         said.append("the caches of the library have no front trim")
         if target.has_states:
             said.append("recurrent states cannot go back, so nothing is rolled back")
-        if Capability.BATCH not in target.capabilities:
-            said.append("no batches: those of rotating caches are not judged")
     elif target.has_states:
         said.append("a state has no keys to trim: what it remembers of trimmed tokens is not judged, attention is")
     return (*said, *target.family.limits)

@@ -15,7 +15,6 @@ from harness.rules import CacheRule
 from harness.target import CacheLengths, CacheRows
 
 _NOTHING = np.zeros((1, 1, 0, 0), np.float32)
-NO_ROWS = CacheRows(_NOTHING, _NOTHING)
 
 CacheKind = Literal["dense", "rotating", "chunked", "state"]
 """What a cache of the library keeps: keys of everything, of a window, of the last chunk, or no keys at all."""
@@ -46,35 +45,46 @@ def rule_of(cache: Any) -> CacheRule | None:
 
 def lengths_of(cache: Any) -> CacheLengths:
     """``live_len`` of a rotating cache: the keys that the next token sees beside its own."""
-    offset = int(cache.offset)
-    held = len(positions_of(cache))
-    return CacheLengths(offset, 0, held if kind_of(cache) == "dense" else min(held, cache.max_size - 1))
+    return CacheLengths(int(cache.offset), 0, len(positions_of(cache)))
 
 
 def positions_of(cache: Any) -> list[int]:
-    """Absolute positions of what a cache stores, ascending."""
+    """Absolute positions that a cache stores, ascending; of a rotating one those that the next token sees. It may have
+    more, which nobody sees again and which a batch does not take over."""
     offset = int(cache.offset)
     if cache.keys is None:
         return []
     if kind_of(cache) == "dense":
         return list(range(offset))
-    slots = cache._temporal_order(cache.keys).shape[2]
-    sinks = min(cache.keep, slots)
-    return [*range(sinks), *range(max(sinks, offset - (slots - sinks)), offset)]
+    stored = cache._temporal_order(cache.keys).shape[2]
+    sinks = min(cache.keep, stored)
+    newest = min(stored - sinks, cache.max_size - 1 - sinks)
+    return [*range(sinks), *range(max(sinks, offset - newest), offset)]
 
 
 def rows_of(cache: Any) -> CacheRows:
-    """Keys and values by ascending position, float32."""
-    rotates = kind_of(cache) == "rotating"
-    where = tuple(positions_of(cache)) if rotates else None
+    """Keys and values of those positions, float32."""
+    if kind_of(cache) == "dense":
+        if cache.keys is None:
+            return CacheRows(_NOTHING, _NOTHING)
+        keys, values = (_array(side[..., : int(cache.offset), :]) for side in (cache.keys, cache.values))
+        return CacheRows(keys, values)
+    where = tuple(positions_of(cache))
     if cache.keys is None:
         return CacheRows(_NOTHING, _NOTHING, where)
-    if rotates:
-        sides = [cache._temporal_order(side) for side in (cache.keys, cache.values)]
-    else:
-        sides = [side[..., : int(cache.offset), :] for side in (cache.keys, cache.values)]
-    keys, values = (np.array(side.astype(mx.float32)) for side in sides)
-    return CacheRows(keys, values, where)
+    keys, values = (_array(cache._temporal_order(side)) for side in (cache.keys, cache.values))
+    sinks = min(cache.keep, len(where))
+    slots = [*range(sinks), *range(keys.shape[2] - (len(where) - sinks), keys.shape[2])]
+    return CacheRows(keys[:, :, slots], values[:, :, slots], where)
+
+
+def no_rows(cache: Any) -> CacheRows:
+    """Of a cache of a batch that has had no forward."""
+    return CacheRows(_NOTHING, _NOTHING, () if kind_of(cache) == "rotating" else None)
+
+
+def _array(side: mx.array) -> np.ndarray[Any, Any]:
+    return np.array(side.astype(mx.float32))
 
 
 def is_state(cache: Any) -> bool:

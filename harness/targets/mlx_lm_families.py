@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.targets.mlx_lm_family import LATENT, TEXT, Family, text
 
-WINDOW = 8
+WINDOW = 12
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 ATTENDING = {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1.0}}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from harness.targets.mlx_lm_family import LATENT, Family, text
 
-WINDOW = 8
+WINDOW = 12
 
 FAMILIES: dict[str, Family | tuple[Family, ...]] = {
     "nemotron_h": Family(

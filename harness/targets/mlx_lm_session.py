@@ -121,7 +121,7 @@ class LibrarySession:
             return tuple(held.rows_of(leaves[at]) for at in self._calls)
         row, leaves = self._rows.index(sequence), [leaf for _, leaf in held.leaves(self._batch)]
         read = [leaves[at] for at in self._calls]
-        return tuple(held.NO_ROWS if leaf.empty() else held.rows_of(leaf.extract(row)) for leaf in read)
+        return tuple(held.no_rows(leaf) if leaf.empty() else held.rows_of(leaf.extract(row)) for leaf in read)
 
     def snapshot(self, sequence: int, slot: int) -> CopyObservation:
         return self._copy(lambda: self._slots.__setitem__(slot, copy.deepcopy(self._of(sequence))))
@@ -180,12 +180,16 @@ class LibrarySession:
         lengths = [len(row) for row in tokens]
         padding = [max(lengths) - length for length in lengths]
         ids = mx.array([[*row, *(0,) * pad] for row, pad in zip(tokens, padding, strict=True)])
-        unused = [_unused(leaf) for _, leaf in held.leaves(self._batch)]
+        leaves = [leaf for _, leaf in held.leaves(self._batch)]
+        before = [[] if held.is_state(leaf) else [max(0, n) for n in leaf.offset.tolist()] for leaf in leaves]
         if any(padding):
             for cache in self._batch:
                 cache.prepare(lengths=lengths, right_padding=padding)
         logits, record, seconds, error = self._watched(ids, self._batch)
-        calls = [_without(call, unused[at]) for call, at in zip(record.attention(), self._calls, strict=False)]
+        calls = [
+            _in_order(call, leaves[at], before[at], max(lengths))
+            for call, at in zip(record.attention(), self._calls, strict=False)
+        ]
         if any(padding) and error is None:
             try:
                 for cache in self._batch:
@@ -233,29 +237,33 @@ def _merged(caches: Sequence[list[Any]]) -> list[Any]:
 
 
 def _lengths_of_row(cache: Any, row: int) -> CacheLengths:
-    """What a batch cache says of a row: its offset, and how many slots are not padding."""
+    """What a batch cache says of a row."""
+    if held.kind_of(cache) == "rotating" and not cache.empty():
+        return held.lengths_of(cache.extract(row))
     offset, padding = int(cache.offset[row].item()), int(cache.left_padding[row].item())
     return CacheLengths(offset, 0, cache._idx - padding)
 
 
-def _unused(cache: Any) -> int:
-    """Slots in front that are padding to every row: ``filter`` alone takes them out again, so more may be there than
-    the ledger, which has none, expects. Harmless where the mask hides them all."""
-    return 0 if held.is_state(cache) or cache.empty() else max(0, int(cache.left_padding.min().item()))
+def _in_order(call: AttentionCall, cache: Any, before: Sequence[int], tokens: int) -> AttentionCall:
+    """The call of a batch as the ledger counts slots: the oldest key of the longest row first, the new ones last.
 
-
-def _without(call: AttentionCall, unused: int) -> AttentionCall:
-    """The call without slots that are padding to every row, if its mask shows them to nobody."""
+    ``before``: tokens that the rows had. A cache may have slots in front that are padding to every row, since
+    ``filter`` alone takes them out again; they are left out here if the mask shows them to nobody. To a single token a
+    rotating cache gives its slots as they lie, with the new one in front of its cursor.
+    """
+    limit = cache.max_size - 1 if held.kind_of(cache) == "rotating" else call.key_len
+    unused = call.key_len - tokens - max(min(count, limit) for count in before)
     shown = call.shown
-    if not unused or shown is None or call.mask_keys != call.key_len or shown[..., :unused].any():
+    if shown is None or shown.shape[-1] != call.key_len:
         return call
-    shape = None if call.mask_shape is None else (*call.mask_shape[:-1], call.mask_shape[-1] - unused)
-    values = call.values
-    if values is not None:
-        added = None if values.added is None else values.added[..., unused:]
-        values = replace(values, keys=values.keys[:, :, unused:], values=values.values[:, :, unused:], added=added)
-    lengths = {"key_len": call.key_len - unused, "value_len": call.value_len - unused}
-    return replace(call, **lengths, mask_shape=shape, shown=shown[..., unused:], values=values)
+    if held.kind_of(cache) == "rotating" and tokens == 1:
+        shown = np.roll(shown, -cache._idx, axis=-1)
+        call = replace(call, shown=shown)
+    if unused <= 0 or call.mask_shape is None or shown[..., :unused].any():
+        return call
+    keys, values = call.key_len - unused, call.value_len - unused
+    shape = (*call.mask_shape[:-1], keys)
+    return replace(call, key_len=keys, value_len=values, mask_shape=shape, shown=shown[..., unused:])
 
 
 def _words(failure: Exception) -> str:
