@@ -171,6 +171,13 @@ def front_stays(target: Target) -> str | None:
     return "nothing ever leaves the front of the target's caches"
 
 
+def nothing_is_removed(target: Target) -> str | None:
+    """Why no operation removes a key from a sequence of this target; None where one does."""
+    if {Capability.FRONT_TRIM, Capability.ROLLBACK} & target.capabilities:
+        return None
+    return "the target can neither trim nor roll back"
+
+
 def attention_calls(run: Execution, forward: ForwardStep) -> Iterator[tuple[int, AttentionCall]]:
     """(model layer, call) of a forward, or nothing where the calls cannot be told apart.
 

@@ -1,4 +1,4 @@
-"""The models of mlx-lm, on the library's own caches or on ours. What differs between its releases ends here.
+"""The models of mlx-lm, on the library's own caches or on ours.
 
 ``mlx_lm:<model type>`` is a family with the caches of ``make_prompt_cache``; ``mlx_lm:<model type>@live-window`` the
 same model on our caches, whose front can be trimmed: is what the model makes of its masks right then?
@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 from typing import Any, cast, get_args
 
 import mlx.core as mx
-import numpy as np
-from mlx.utils import tree_flatten, tree_unflatten
 
 from harness.operations import Owner
 from harness.oracle import Expected, History
 from harness.rules import CacheRule
 from harness.target import Capability, ImageFormat, Session, TargetIdentity
 from harness.targets import mlx_lm_caches as held
-from harness.targets.mlx_lm_catalogue import FAMILIES, WITHOUT_ENTRY, Family
+from harness.targets.mlx_lm_family import Family
 from harness.targets.mlx_lm_free import cache_free
 from harness.targets.mlx_lm_live import GivenMask, LiveSession, LiveWindow, StatefulKVCache
-from harness.targets.mlx_lm_session import Library, LibrarySession, probe
+from harness.targets.mlx_lm_models import NotInstalled, UnknownFamily, build, library, variants, version
+from harness.targets.mlx_lm_session import LibrarySession, probe
 from reference_models.engine import KVCache, MaskPolicy
 
 KIND = "mlx_lm"
@@ -43,53 +41,6 @@ _OURS_ALONE = frozenset(
 )
 
 
-class UnknownFamily(ValueError):
-    """A name that is none of a target of this kind."""
-
-
-class NotInstalled(ValueError):
-    """mlx-lm is not there, or its release has no such model."""
-
-
-def library() -> Library:
-    """``mlx_lm.models.cache``. NotInstalled where there is none."""
-    try:
-        return cast(Library, importlib.import_module("mlx_lm.models.cache"))
-    except ImportError as error:
-        raise NotInstalled("mlx-lm is not installed: pip install 'mlx-kv-harness[mlx-lm]'") from error
-
-
-def version() -> str:
-    """Of mlx-lm. NotInstalled where there is none."""
-    library()
-    return str(importlib.import_module("mlx_lm").__version__)
-
-
-@functools.lru_cache(maxsize=64)
-def build(model_type: str, variant: str, seed: int) -> Any:
-    """A tiny model with random weights: fan-in-scaled matrices, and vectors near what the constructor gave them."""
-    family = next(each for each in _variants(model_type) if each.variant == variant)
-    library()
-    try:
-        module = importlib.import_module(f"mlx_lm.models.{family.module or model_type}")
-    except ImportError as error:
-        raise NotInstalled(f"mlx-lm {version()} has no model {model_type}") from error
-    model = module.Model(module.ModelArgs.from_dict({"model_type": model_type, **family.config}))
-    leaves: Any = tree_flatten(model.parameters())
-    draw = np.random.default_rng(seed)
-    made = []
-    for name, array in sorted(leaves, key=lambda leaf: str(leaf[0])):
-        noise = draw.standard_normal(array.shape).astype(np.float32)
-        if array.ndim > 1:
-            made.append((name, mx.array(noise / np.sqrt(array.shape[-1]))))
-        else:
-            made.append((name, array.astype(mx.float32) + mx.array(0.1 * noise)))
-    model.update(tree_unflatten(made))
-    model.eval()
-    mx.eval(model.parameters())
-    return model
-
-
 @dataclasses.dataclass(frozen=True)
 class MlxLmTarget:
     """One family of mlx-lm. ``caches``: OWN or LIVE_WINDOW; ``policy``: of the masks of the latter."""
@@ -102,7 +53,7 @@ class MlxLmTarget:
 
     @property
     def family(self) -> Family:
-        return next(family for family in _variants(self.model_type) if family.variant == self.variant)
+        return next(family for family in variants(self.model_type) if family.variant == self.variant)
 
     @functools.cached_property
     def identity(self) -> TargetIdentity:
@@ -125,6 +76,16 @@ class MlxLmTarget:
     def _leaves(self) -> tuple[tuple[int, Any], ...]:
         """Fresh caches of a sequence, by layer."""
         return tuple(held.leaves(library().make_prompt_cache(self._model)))
+
+    @property
+    def fresh_caches(self) -> tuple[Any, ...]:
+        """What ``make_prompt_cache`` makes for a sequence, those of a CacheList one by one."""
+        return tuple(cache for _, cache in self._leaves)
+
+    @property
+    def makes_caches(self) -> bool:
+        """Does the model say itself which caches it wants?"""
+        return hasattr(self._model, "make_cache")
 
     @functools.cached_property
     def _with_keys(self) -> tuple[int, ...]:
@@ -272,14 +233,6 @@ class _OnOurCaches:
         return out
 
 
-def _variants(model_type: str) -> tuple[Family, ...]:
-    if model_type in WITHOUT_ENTRY:
-        raise UnknownFamily(f"mlx_lm:{model_type} cannot be judged: {WITHOUT_ENTRY[model_type]}")
-    if model_type not in FAMILIES:
-        raise UnknownFamily(f"mlx_lm has no family {model_type!r:.60} in the catalogue; it has {', '.join(FAMILIES)}")
-    return FAMILIES[model_type]
-
-
 def _parts(name: str) -> tuple[str, str]:
     kind, _, rest = name.partition(":")
     model_type, _, caches = rest.partition("@")
@@ -294,7 +247,7 @@ def resolve(name: str) -> tuple[MlxLmTarget, ...]:
     Raises UnknownFamily or NotInstalled, with one line.
     """
     model_type, caches = _parts(name)
-    made = tuple(MlxLmTarget(model_type, family.variant, caches) for family in _variants(model_type))
+    made = tuple(MlxLmTarget(model_type, family.variant, caches) for family in variants(model_type))
     for target in made:
         build(model_type, target.variant, target.weights_seed)
     return made
@@ -323,3 +276,6 @@ def limits(name: str) -> tuple[str, ...]:
     elif target.has_states:
         said.append("a state has no keys to trim: what it remembers of trimmed tokens is not judged, attention is")
     return (*said, *target.family.limits)
+
+
+__all__ = ["MlxLmTarget", "NotInstalled", "UnknownFamily", "limits", "resolve", "target_from_identity"]
