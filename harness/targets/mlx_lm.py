@@ -17,7 +17,7 @@ from harness.oracle import Expected, History
 from harness.rules import CacheRule
 from harness.target import Capability, ImageFormat, Session, TargetIdentity
 from harness.targets import mlx_lm_caches as held
-from harness.targets.mlx_lm_family import Family
+from harness.targets.mlx_lm_catalogue import Family
 from harness.targets.mlx_lm_free import cache_free
 from harness.targets.mlx_lm_live import GivenMask, LiveSession, LiveWindow, StatefulKVCache
 from harness.targets.mlx_lm_models import NotInstalled, UnknownFamily, build, library, variants, version

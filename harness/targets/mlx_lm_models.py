@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 from typing import Any, cast
@@ -46,7 +47,7 @@ def build(model_type: str, variant: str, seed: int) -> Any:
         module = importlib.import_module(f"mlx_lm.models.{family.module or model_type}")
     except ImportError as error:
         raise NotInstalled(f"mlx-lm {version()} has no model {model_type}") from error
-    model = module.Model(module.ModelArgs.from_dict({"model_type": model_type, **family.config}))
+    model = module.Model(module.ModelArgs.from_dict({"model_type": model_type, **copy.deepcopy(family.config)}))
     leaves: Any = tree_flatten(model.parameters())
     draw = np.random.default_rng(seed)
     made = []
