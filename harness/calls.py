@@ -15,7 +15,8 @@ AttentionKind = Literal["fast", "softmax", "quantised"]
 class AttentionValues:
     """What an attention call was given and what it gave, float64: ``queries`` [B, H, l, D], ``keys`` and ``values``
     [B, Hk, K, *], ``out`` [B, H, l, Dv], the ``scale`` of the scores, and what was ``added`` to them, [B or 1, H or 1,
-    l or 1, K], -inf where a mask hides; None without a mask."""
+    l or 1, K], -inf where a mask hides; None without a mask. ``sinks`` [H]: a score of every head that takes its share
+    of the softmax and has no value."""
 
     queries: np.ndarray[Any, Any]
     keys: np.ndarray[Any, Any]
@@ -23,6 +24,7 @@ class AttentionValues:
     out: np.ndarray[Any, Any]
     scale: float
     added: np.ndarray[Any, Any] | None = None
+    sinks: np.ndarray[Any, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -218,7 +218,7 @@ def _undecided(tally: Tally, target: Target, properties: Sequence[Property], mut
     return any(
         not _decisive_on(tally, prop, target)
         for prop in properties
-        if prop.id not in muted and prop.needs <= target.capabilities
+        if prop.id not in muted and prop.needs <= target.capabilities and prop.never_decisive(target) is None
     )
 
 
@@ -240,6 +240,10 @@ def _result(prop: Property, targets: Sequence[Target], result: CampaignResult) -
         missing = {str(capability) for target in targets for capability in prop.needs - target.capabilities}
         reason = f"the target lacks: {', '.join(sorted(missing))}"
         return PropertyResult(prop.id, Verdict.NOT_APPLICABLE, tally, reason)
+    why = {words for target in able if (words := prop.never_decisive(target)) is not None}
+    able = [target for target in able if prop.never_decisive(target) is None]
+    if not able:
+        return PropertyResult(prop.id, Verdict.NOT_APPLICABLE, tally, "; ".join(sorted(why)))
     run = [target for target in able if result.tally.targets.get(target_label(target))]
     if tally.inconclusive:
         reason = f"{tally.inconclusive} programs did not repeat themselves, so the comparison says nothing"

@@ -16,7 +16,7 @@ from harness.lives import Life, live_again, lives
 from harness.oracle import Expected, History
 from harness.retelling import Line, untrimmed, without_batches, without_rejected
 from harness.steps import ForwardStep, Step
-from harness.target import AttentionCall, Capability, ForwardObservation
+from harness.target import AttentionCall, Capability, ForwardObservation, Target
 from harness.witnessing import history
 
 ONE_BY_ONE = 24  # tokens of a life at most that are processed again one by one: each costs a forward
@@ -147,6 +147,11 @@ class Property:
     needs: ClassVar[frozenset[Capability]] = frozenset()
     runs_again: ClassVar[bool] = False  # it has the program executed another time: see ``harness.turns``
 
+    def never_decisive(self, target: Target) -> str | None:
+        """Why nothing that this target does can ever be decisive; None where something can. It is judged all the
+        same."""
+        return None
+
     def judge_step(self, run: Execution, step: Step) -> Judgement | None:
         """Judge one step just applied; None if it says nothing about steps."""
         return None
@@ -165,6 +170,20 @@ def recut_limit(run: Execution) -> float:
     """``comparison.recut_tolerance`` of all storages from which a program has read."""
     read = {forward.append.storage for step in run.steps for forward in step.forwards}
     return recut_tolerance(run.target.identity.storage, *read)
+
+
+def front_stays(target: Target) -> str | None:
+    """Why no cache of this target ever loses its oldest keys; None where one does."""
+    if Capability.FRONT_TRIM in target.capabilities or any(target.rules):
+        return None
+    return "nothing ever leaves the front of the target's caches"
+
+
+def nothing_is_removed(target: Target) -> str | None:
+    """Why no operation removes a key from a sequence of this target; None where one does."""
+    if {Capability.FRONT_TRIM, Capability.ROLLBACK} & target.capabilities:
+        return None
+    return "the target can neither trim nor roll back"
 
 
 def attention_calls(run: Execution, forward: ForwardStep) -> Iterator[tuple[int, AttentionCall]]:

@@ -171,7 +171,8 @@ class SequenceLedger:
     def rollback(self, n: int) -> int:
         """Drop the newest n positions; the next token takes the position ``offset - n``.
 
-        A cache with a rule refuses, and with it all layers, where that token would see a key that is gone.
+        A cache with a rule refuses, and with it all layers, where that token would see a key that is gone, or (see
+        ``CacheRule.stuck``) before that.
         """
         if self.owner == "model":
             return 0
@@ -179,7 +180,7 @@ class SequenceLedger:
         end = self.offset - n
         for rule, kept in self.kept.items():
             gone = set(rule.seen_from(end, self.held[: len(self.held) - n])).difference(kept)
-            self.refused |= n > 0 and bool(gone)
+            self.refused |= n > 0 and (bool(gone) or rule.stuck(self.offset))
         if self.refused:
             return 0
         self.kept = {rule: [p for p in kept if p < end] for rule, kept in self.kept.items()}

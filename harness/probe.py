@@ -58,6 +58,7 @@ class _RawAttention:
     scores: bool = False  # ``array`` holds masked scores, not a mask
     values: tuple[mx.array, ...] = ()  # queries, keys, values, output
     scale: float = 1.0
+    sinks: mx.array | None = None
 
 
 @dataclass
@@ -114,7 +115,8 @@ def _values(raw: _RawAttention) -> AttentionValues | None:
     if added is not None:
         added = added.reshape((1,) * (4 - added.ndim) + added.shape)
     queries, keys, values, out = arrays
-    return AttentionValues(queries, keys, values, out, raw.scale, added)
+    sinks = None if raw.sinks is None else np.array(raw.sinks.astype(mx.float32)).astype(np.float64)
+    return AttentionValues(queries, keys, values, out, raw.scale, added, sinks)
 
 
 def _shown(array: mx.array, masked_scores: bool) -> tuple[np.ndarray[Any, Any], bool]:
@@ -199,7 +201,7 @@ class Probe:
         out = self._attend(q, k, v, *args, **kwargs)
         if self._record is not None and self._record.values and q.ndim == 4:
             raw = self._record.raw_attention[-1]
-            raw.values, raw.scale = (q, k, v, out), float(kwargs["scale"])
+            raw.values, raw.scale, raw.sinks = (q, k, v, out), float(kwargs["scale"]), kwargs.get("sinks")
         return out
 
     def _rope(self, a: mx.array, *args: Any, **kwargs: Any) -> mx.array:

@@ -63,7 +63,7 @@ def _values(values: AttentionValues | None, row: int, batch: int, l: int) -> Att
         added = added[mine] if added.shape[0] == batch else added
         added = added[..., :l, :] if added.shape[-2] > 1 else added
     queries, out = values.queries[mine, :, :l], values.out[mine, :, :l]
-    return AttentionValues(queries, values.keys[mine], values.values[mine], out, values.scale, added)
+    return AttentionValues(queries, values.keys[mine], values.values[mine], out, values.scale, added, values.sinks)
 
 
 def _positions(call: PositionCall, row: int, batch: int, longest: int, l: int) -> PositionCall:

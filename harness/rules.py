@@ -25,11 +25,18 @@ def fits(storage: str, width: int) -> bool:
 @dataclass(frozen=True)
 class CacheRule:
     """A token at q sees the key at p <= q iff, where these are set, ``p < sinks or p > q - (window - sinks)`` and
-    ``p // chunk == q // chunk``. ``window``: keys that are seen at most, the token's own and the sinks included."""
+    ``p // chunk == q // chunk``. ``window``: keys that are seen at most, the token's own and the sinks included.
+    ``rewinds``: it goes back wherever nothing that would be needed is gone; one that does not goes back only as long as
+    its window is not full."""
 
     window: int | None = None
     sinks: int = 0
     chunk: int | None = None
+    rewinds: bool = True
+
+    def stuck(self, offset: int) -> bool:
+        """Does a cache that holds the positions below ``offset`` refuse every rollback?"""
+        return not self.rewinds and self.window is not None and offset >= self.window
 
     def shows(self, query: int, key: int) -> bool:
         """Does the token at ``query`` see the key at ``key``, which is not behind it?"""

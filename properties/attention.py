@@ -54,13 +54,19 @@ class AttentionEqualsFloat64(Property):
 
 def attend(given: AttentionValues) -> np.ndarray[Any, Any]:
     """softmax(scale * q k^T + added) v in float64, [B, H, l, Dv]; every KV head serves as many query heads (Ainslie et
-    al. 2023, arXiv 2305.13245). NaN where a query sees nothing."""
+    al. 2023, arXiv 2305.13245). A sink is one more score, whose share nobody gets. NaN where a query sees nothing."""
     repeats = given.queries.shape[1] // given.keys.shape[1]
     keys, values = (np.repeat(side, repeats, axis=1) for side in (given.keys, given.values))
     scores = given.scale * (given.queries @ keys.swapaxes(-1, -2))
     if given.added is not None:
         scores = scores + given.added
     with np.errstate(invalid="ignore"):
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        out: np.ndarray[Any, Any] = (weights / weights.sum(axis=-1, keepdims=True)) @ values
+        top = scores.max(axis=-1, keepdims=True)
+        if given.sinks is not None:
+            top = np.maximum(top, given.sinks[:, None, None])
+        weights = np.exp(scores - top)
+        total = weights.sum(axis=-1, keepdims=True)
+        if given.sinks is not None:
+            total = total + np.exp(given.sinks[:, None, None] - top)
+        out: np.ndarray[Any, Any] = (weights / total) @ values
     return out

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 from harness.execution import Execution
 from harness.findings import Violation
-from harness.judging import Judgement, Property, attention_calls
+from harness.judging import Judgement, Property, attention_calls, nothing_is_removed
 from harness.ledger import Append, SequenceState
 from harness.operations import EnforceMaxKvSize
 from harness.oracle import of_layer
 from harness.steps import Step
-from harness.target import CacheLengths, Capability
+from harness.target import CacheLengths, Capability, Target
 
 
 class KeysEqualLedgerLiveLength(Property):
@@ -22,6 +22,9 @@ class KeysEqualLedgerLiveLength(Property):
     )
     decisive_when = "a trim or a rollback has removed keys from the sequence"
     needs: ClassVar = frozenset({Capability.ATTENTION, Capability.LENGTHS})
+
+    def never_decisive(self, target: Target) -> str | None:
+        return nothing_is_removed(target)
 
     def judge_step(self, run: Execution, step: Step) -> Judgement:
         steps = decisive = 0
@@ -107,6 +110,9 @@ class TrimReportsWhatItRemoved(Property):
     )
     decisive_when = "there is something to remove or to refuse, or a trim is due on a model-owned sequence"
     needs: ClassVar = frozenset({Capability.LENGTHS})
+
+    def never_decisive(self, target: Target) -> str | None:
+        return nothing_is_removed(target)
 
     def judge_step(self, run: Execution, step: Step) -> Judgement | None:
         if step.removal is None or step.removal.error is not None or step.expected_removed is None:

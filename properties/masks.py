@@ -8,11 +8,11 @@ import numpy as np
 
 from harness.execution import Execution
 from harness.findings import Violation
-from harness.judging import Judgement, Property, attention_calls
+from harness.judging import Judgement, Property, attention_calls, front_stays
 from harness.oracle import PADDING, key_positions, of_layer, visible_set
 from harness.rules import CacheRule
 from harness.steps import ForwardStep, Step
-from harness.target import AttentionCall, Capability
+from harness.target import AttentionCall, Capability, Target
 
 
 class MaskKeyAxisEqualsLiveKeys(Property):
@@ -20,6 +20,9 @@ class MaskKeyAxisEqualsLiveKeys(Property):
     sentence = "The last axis of every explicit mask is as long as the keys that attention receives."
     decisive_when = "an explicit mask for a chunk (l > 1) behind keys whose number differs from the offset"
     needs: ClassVar = frozenset({Capability.ATTENTION})
+
+    def never_decisive(self, target: Target) -> str | None:
+        return front_stays(target)
 
     def judge_step(self, run: Execution, step: Step) -> Judgement:
         steps = decisive = 0

@@ -8,10 +8,10 @@ import numpy as np
 
 from harness.execution import Execution
 from harness.findings import Violation
-from harness.judging import Judgement, Property, positions_are_whole
+from harness.judging import Judgement, Property, front_stays, positions_are_whole
 from harness.oracle import of_layer
 from harness.steps import Step
-from harness.target import Capability
+from harness.target import Capability, Target
 
 _AXES = ("T", "H", "W")
 
@@ -24,6 +24,9 @@ class PositionsAreAbsolute(Property):
         "images, one of them makes an M-RoPE id another number than the position"
     )
     needs: ClassVar = frozenset({Capability.POSITIONS})
+
+    def never_decisive(self, target: Target) -> str | None:
+        return front_stays(target)
 
     def judge_step(self, run: Execution, step: Step) -> Judgement:
         steps = decisive = 0

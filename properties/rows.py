@@ -9,9 +9,9 @@ import numpy as np
 from harness.comparison import compare_bytes
 from harness.execution import Execution
 from harness.findings import Violation
-from harness.judging import Judgement, Property
+from harness.judging import Judgement, Property, nothing_is_removed
 from harness.steps import Step
-from harness.target import CacheRows, Capability
+from harness.target import CacheRows, Capability, Target
 from harness.telling import Told
 
 
@@ -23,6 +23,9 @@ class CachedRowsStayWhatTheyWere(Property):
     )
     decisive_when = "a trim or rollback removed rows and others stayed"
     needs: ClassVar = frozenset({Capability.ROWS})
+
+    def never_decisive(self, target: Target) -> str | None:
+        return nothing_is_removed(target)
 
     def judge_step(self, run: Execution, step: Step) -> Judgement:
         """Compares with the step before; step by step that covers the whole life of a row."""

@@ -72,6 +72,7 @@ BESIDE: dict[str, frozenset[int]] = {
     "harness.faults.*": frozenset({0}),
     "harness.wire.*": frozenset({0, 1}),
     "harness.checkpoints.*": frozenset({0}),
+    "harness.known_failures.*": frozenset(),
 }
 MAY_IMPORT = {
     "mlx": (
@@ -80,6 +81,7 @@ MAY_IMPORT = {
         "harness.probe",
         "harness.checkpoints.*",
         "harness.faults.*",
+        "harness.known_failures.*",
     ),
     "hypothesis": (
         "harness.strategies",
@@ -107,7 +109,7 @@ MAY_IMPORT = {
         "properties.*",
         "reference_models.witness.*",
     ),
-    "mlx_lm": ("harness.targets.mlx_lm",),
+    "mlx_lm": ("harness.known_failures.*",),
     "mlx_vlm": ("harness.targets.mlx_vlm",),
     "rich": ("harness.runner",),
     "reference_models": ("reference_models.*", "harness.targets.*", "harness.checkpoints.*", "harness.faults.*"),

@@ -1,4 +1,4 @@
-"""What a name of ``--target`` stands for: ``reference:qwen2_vl``, ``wire:COMMAND``; and the targets that traces name.
+"""What a name of ``--target`` stands for (``reference:qwen2_vl``, ``mlx_lm:llama``, ``wire:COMMAND``), and what a trace names.
 
 A kind is a module with two functions: ``subject(rest, asked)``, what the part behind the colon names, and
 ``target_from_identity(data, asked)``, the target of a trace. Both raise TargetError, with one line.
@@ -17,6 +17,7 @@ from harness.target import Path, Target
 #: Kind -> its module.
 KINDS = {
     "reference": "harness.targets.reference",
+    "mlx_lm": "harness.targets.mlx_lm",
     "wire": "harness.targets.wire",
 }
 LIMIT = 60.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from kv_harness_on_fakes import ATTENDED, RICH, UNTOUCHED, fake, judge, quirky
@@ -29,6 +31,15 @@ def test_every_key_head_serves_its_group_and_a_mask_hides() -> None:
         shown = 3 + query
         weights = np.exp(given.scale * given.keys[row, head // 2, :shown] @ given.queries[row, head, query])
         assert out[row, head, query] == pytest.approx(weights @ given.values[row, head // 2, :shown] / weights.sum())
+
+
+def test_a_sink_takes_its_share_and_gives_nothing() -> None:
+    given, sinks = values(), np.array([0.5, -1.0, 30.0, 0.0])
+    out = attend(dataclasses.replace(given, sinks=sinks))
+    for row, head, query in np.ndindex(2, 4, 3):
+        weights = np.exp(given.scale * given.keys[row, head // 2] @ given.queries[row, head, query])
+        share = weights.sum() + np.exp(sinks[head])
+        assert out[row, head, query] == pytest.approx(weights @ given.values[row, head // 2] / share)
 
 
 def test_a_query_that_sees_nothing_is_no_number() -> None:

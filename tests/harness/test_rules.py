@@ -57,6 +57,16 @@ def test_what_is_visible_does_not_depend_on_the_cuts(rule: CacheRule, sizes: lis
     )
 
 
+def test_a_cache_that_cannot_turn_back_refuses_as_soon_as_it_is_full() -> None:
+    """Also where nothing that would be needed is gone, which is what another one asks."""
+    stuck = CacheRule(window=4, rewinds=False)
+    for rule, sizes, removed in ((stuck, (3,), 1), (stuck, (4,), 0), (RING, (4,), 1), (stuck, (3, 2), 0)):
+        ledger = PoolLedger(("pool",), (rule,)).sequences[0]
+        for size in sizes:
+            ledger.append(size)
+        assert (ledger.rollback(1), ledger.refused) == (removed, not removed)
+
+
 def test_a_rollback_is_refused_where_its_next_token_would_miss_a_key() -> None:
     pool = PoolLedger(("pool",), (RING, None))
     sequence = pool.sequences[0]

@@ -1,0 +1,92 @@
+"""What the caches of mlx-lm hold.
+
+Everything here goes by the attributes of a cache, so that nothing of mlx-lm is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import mlx.core as mx
+import numpy as np
+
+from harness.rules import CacheRule
+from harness.target import CacheLengths, CacheRows
+
+_NOTHING = np.zeros((1, 1, 0, 0), np.float32)
+
+CacheKind = Literal["dense", "rotating", "chunked", "state"]
+"""What a cache of the library keeps: keys of everything, of a window, of the last chunk, or no keys at all."""
+
+
+def leaves(caches: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    """Every cache with its index in the prompt cache, those of a CacheList one by one."""
+    for index, cache in enumerate(caches):
+        for leaf in getattr(cache, "caches", (cache,)):
+            yield index, leaf
+
+
+def kind_of(cache: Any) -> CacheKind:
+    """What a cache keeps; ``state`` of one that has no axis of keys."""
+    if not hasattr(cache, "update_and_fetch"):
+        return "state"
+    if hasattr(cache, "max_size"):
+        return "rotating"
+    return "chunked" if hasattr(cache, "chunk_size") else "dense"
+
+
+def rule_of(cache: Any) -> CacheRule | None:
+    """What a cache forgets. The rotating one goes back only as long as it has not turned (``is_trimmable``)."""
+    if kind_of(cache) == "rotating":
+        return CacheRule(cache.max_size, getattr(cache, "keep", 0), rewinds=False)
+    return None
+
+
+def lengths_of(cache: Any) -> CacheLengths:
+    """``live_len`` of a rotating cache: the keys that the next token sees beside its own."""
+    return CacheLengths(int(cache.offset), 0, len(positions_of(cache)))
+
+
+def positions_of(cache: Any) -> list[int]:
+    """Absolute positions that a cache stores, ascending; of a rotating one those that the next token sees. It may have
+    more, which nobody sees again and which a batch does not take over."""
+    offset = int(cache.offset)
+    if cache.keys is None:
+        return []
+    if kind_of(cache) == "dense":
+        return list(range(offset))
+    stored = cache._temporal_order(cache.keys).shape[2]
+    sinks = min(cache.keep, stored)
+    newest = min(stored - sinks, cache.max_size - 1 - sinks)
+    return [*range(sinks), *range(max(sinks, offset - newest), offset)]
+
+
+def rows_of(cache: Any) -> CacheRows:
+    """Keys and values of those positions, float32."""
+    if kind_of(cache) == "dense":
+        if cache.keys is None:
+            return CacheRows(_NOTHING, _NOTHING)
+        keys, values = (_array(side[..., : int(cache.offset), :]) for side in (cache.keys, cache.values))
+        return CacheRows(keys, values)
+    where = tuple(positions_of(cache))
+    if cache.keys is None:
+        return CacheRows(_NOTHING, _NOTHING, where)
+    keys, values = (_array(cache._temporal_order(side)) for side in (cache.keys, cache.values))
+    sinks = min(cache.keep, len(where))
+    slots = [*range(sinks), *range(keys.shape[2] - (len(where) - sinks), keys.shape[2])]
+    return CacheRows(keys[:, :, slots], values[:, :, slots], where)
+
+
+def no_rows(cache: Any) -> CacheRows:
+    """Of a cache of a batch that has had no forward."""
+    return CacheRows(_NOTHING, _NOTHING, () if kind_of(cache) == "rotating" else None)
+
+
+def _array(side: mx.array) -> np.ndarray[Any, Any]:
+    return np.array(side.astype(mx.float32))
+
+
+def is_state(cache: Any) -> bool:
+    """Has it no keys, but the state of a recurrence or of a convolution?"""
+    return kind_of(cache) == "state"

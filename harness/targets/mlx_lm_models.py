@@ -1,0 +1,72 @@
+"""Builds the models of mlx-lm, and is where the library is imported: what differs between its releases ends here and in
+``mlx_lm_caches``."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+from typing import Any, cast
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten, tree_unflatten
+
+from harness.targets.mlx_lm_catalogue import FAMILIES, WITHOUT_ENTRY, Family
+from harness.targets.mlx_lm_session import Library
+
+
+class UnknownFamily(ValueError):
+    """A name that is none of a target of this kind."""
+
+
+class NotInstalled(ValueError):
+    """mlx-lm is not there, or its release has no such model."""
+
+
+def library() -> Library:
+    """``mlx_lm.models.cache``. NotInstalled where there is none."""
+    try:
+        return cast(Library, importlib.import_module("mlx_lm.models.cache"))
+    except ImportError as error:
+        raise NotInstalled("mlx-lm is not installed: pip install 'mlx-kv-harness[mlx-lm]'") from error
+
+
+def version() -> str:
+    """Of mlx-lm. NotInstalled where there is none."""
+    library()
+    return str(importlib.import_module("mlx_lm").__version__)
+
+
+@functools.lru_cache(maxsize=64)
+def build(model_type: str, variant: str, seed: int) -> Any:
+    """A tiny model with random weights: fan-in-scaled matrices, and vectors near what the constructor gave them."""
+    family = next(each for each in variants(model_type) if each.variant == variant)
+    library()
+    try:
+        module = importlib.import_module(f"mlx_lm.models.{family.module or model_type}")
+    except ImportError as error:
+        raise NotInstalled(f"mlx-lm {version()} has no model {model_type}") from error
+    model = module.Model(module.ModelArgs.from_dict({"model_type": model_type, **copy.deepcopy(family.config)}))
+    leaves: Any = tree_flatten(model.parameters())
+    draw = np.random.default_rng(seed)
+    made = []
+    for name, array in sorted(leaves, key=lambda leaf: str(leaf[0])):
+        noise = draw.standard_normal(array.shape).astype(np.float32)
+        if array.ndim > 1:
+            made.append((name, mx.array(noise / np.sqrt(array.shape[-1]))))
+        else:
+            made.append((name, array.astype(mx.float32) + mx.array(0.1 * noise)))
+    model.update(tree_unflatten(made))
+    model.eval()
+    mx.eval(model.parameters())
+    return model
+
+
+def variants(model_type: str) -> tuple[Family, ...]:
+    """The configurations of a model type. UnknownFamily where there are none, with the reason."""
+    if model_type in WITHOUT_ENTRY:
+        raise UnknownFamily(f"mlx_lm:{model_type} cannot be judged: {WITHOUT_ENTRY[model_type]}")
+    if model_type not in FAMILIES:
+        raise UnknownFamily(f"mlx_lm has no family {model_type!r:.60} in the catalogue; it has {', '.join(FAMILIES)}")
+    return FAMILIES[model_type]

@@ -1,0 +1,274 @@
+"""A session on a model of mlx-lm with the library's own caches, moved by the library's own operations."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import mlx.core as mx
+import numpy as np
+
+from harness.operations import EnforceMaxKvSize, Owner
+from harness.probe import Probe, Record
+from harness.rows_of_a_batch import rows_of
+from harness.rules import QuantisedStorage
+from harness.target import (
+    ArgumentsObservation,
+    AttentionCall,
+    CacheLengths,
+    CacheMemory,
+    CacheRows,
+    CopyObservation,
+    ForwardObservation,
+    PromptInput,
+    RemovalObservation,
+)
+from harness.targets import mlx_lm_caches as held
+
+
+class Library(Protocol):
+    """The functions of ``mlx_lm.models.cache`` that a session calls."""
+
+    def make_prompt_cache(self, model: Any) -> list[Any]: ...
+
+    def can_trim_prompt_cache(self, cache: list[Any]) -> bool: ...
+
+    def trim_prompt_cache(self, cache: list[Any], num_tokens: int) -> int: ...
+
+    def save_prompt_cache(self, file_name: str, cache: list[Any]) -> None: ...
+
+    def load_prompt_cache(self, file_name: str) -> list[Any]: ...
+
+
+@functools.lru_cache(maxsize=1)
+def probe() -> Probe:
+    """Made once, when everything that a model needs has been imported."""
+    return Probe()
+
+
+class LibrarySession:
+    """A prompt cache for every sequence; ``calls``: which leaf of it every attention call of a forward reads."""
+
+    def __init__(self, model: Any, library: Library, calls: Sequence[int], owners: tuple[Owner, ...]) -> None:
+        self._model, self._library, self._calls = model, library, tuple(calls)
+        self._probe = probe()
+        self._told = False
+        self._caches = [library.make_prompt_cache(model) for _ in owners]
+        self._slots: dict[int, list[Any]] = {}
+        self._rows: tuple[int, ...] = ()
+        self._batch: list[Any] = []
+
+    def forward(self, sequence: int, tokens: Sequence[int], prompt: PromptInput | None = None) -> ForwardObservation:
+        logits, record, seconds, error = self._watched(mx.array([list(tokens)]), self._caches[sequence])
+        logits = None if logits is None else logits[0]
+        return ForwardObservation(tuple(tokens), logits, record.attention(), record.positions(), seconds, error)
+
+    def _watched(self, ids: mx.array, caches: list[Any]) -> tuple[np.ndarray[Any, Any] | None, Record, float, Any]:
+        """Logits ``[B, l, vocab]`` (None if it raised), what the probe saw, seconds, and the error."""
+        logits, error = None, None
+        with self._probe.watching(self._told) as record:
+            started = time.perf_counter()
+            try:
+                out = self._model(ids, cache=caches).astype(mx.float32)
+                mx.eval(out, record.arrays, [cache.state for cache in caches if not cache.empty()])
+                logits = np.array(out)
+            except Exception as failure:  # whatever a model raises is an observation, and the judges decide
+                error = _words(failure)
+            seconds = time.perf_counter() - started
+        return logits, record, seconds, error
+
+    def tell_attention(self) -> None:
+        self._told = True
+
+    def rollback(self, sequence: int, n: int) -> RemovalObservation:
+        """``trim_prompt_cache``: the one number that it returns is told of every cache."""
+        try:
+            if sequence in self._rows:
+                return self._rollback_in_batch(self._rows.index(sequence), n)
+            return self._trimmed(self._caches[sequence], n)
+        except Exception as failure:
+            return RemovalObservation(error=_words(failure))
+
+    def _trimmed(self, caches: list[Any], n: int) -> RemovalObservation:
+        if not self._library.can_trim_prompt_cache(caches):
+            return RemovalObservation(refused="can_trim_prompt_cache says no")
+        return RemovalObservation((self._library.trim_prompt_cache(caches, n),) * len(self._calls))
+
+    def _rollback_in_batch(self, row: int, n: int) -> RemovalObservation:
+        """The library trims all rows of a batch or none, so they leave it, one is trimmed, and they meet again."""
+        apart = [self._row(number) for number in range(len(self._rows))]
+        seen = self._trimmed(apart[row], n)
+        if seen.refused is None:
+            self._batch = _merged(apart)
+        return seen
+
+    def lengths(self, sequence: int) -> tuple[CacheLengths, ...]:
+        if sequence in self._rows:
+            row = self._rows.index(sequence)
+            leaves = [leaf for _, leaf in held.leaves(self._batch)]
+            return tuple(_lengths_of_row(leaves[at], row) for at in self._calls)
+        leaves = [leaf for _, leaf in held.leaves(self._caches[sequence])]
+        return tuple(held.lengths_of(leaves[at]) for at in self._calls)
+
+    def rows(self, sequence: int) -> tuple[CacheRows, ...]:
+        if sequence not in self._rows:
+            leaves = [leaf for _, leaf in held.leaves(self._caches[sequence])]
+            return tuple(held.rows_of(leaves[at]) for at in self._calls)
+        row, leaves = self._rows.index(sequence), [leaf for _, leaf in held.leaves(self._batch)]
+        read = [leaves[at] for at in self._calls]
+        return tuple(held.no_rows(leaf) if leaf.empty() else held.rows_of(leaf.extract(row)) for leaf in read)
+
+    def snapshot(self, sequence: int, slot: int) -> CopyObservation:
+        return self._copy(lambda: self._slots.__setitem__(slot, copy.deepcopy(self._of(sequence))))
+
+    def restore(self, sequence: int, slot: int) -> CopyObservation:
+        if slot not in self._slots:
+            return CopyObservation()
+        return self._copy(lambda: self._replace(sequence, copy.deepcopy(self._slots[slot])))
+
+    def fork(self, sequence: int, into: int) -> CopyObservation:
+        return self._copy(lambda: self._replace(into, copy.deepcopy(self._of(sequence))))
+
+    def save_and_load(self, sequence: int) -> CopyObservation:
+        with tempfile.TemporaryDirectory(prefix="kv-harness-") as folder:
+            path = str(Path(folder) / "caches.safetensors")
+
+            def through_a_file() -> None:
+                self._library.save_prompt_cache(path, self._of(sequence))
+                caches = self._library.load_prompt_cache(path)
+                mx.eval([cache.state for cache in caches if not cache.empty()])  # the file goes away
+                self._replace(sequence, caches)
+
+            return self._copy(through_a_file)
+
+    def reset(self, sequence: int) -> CopyObservation:
+        return self._copy(lambda: self._replace(sequence, self._library.make_prompt_cache(self._model)))
+
+    def quantise(self, sequence: int, storage: QuantisedStorage) -> CopyObservation:
+        raise NotImplementedError("caches of mlx-lm are not quantised in mid-program here")
+
+    def batch(self, rows: tuple[int, ...]) -> CopyObservation:
+        return self._copy(lambda: self._gather(rows))
+
+    def _gather(self, rows: tuple[int, ...]) -> None:
+        """As ``BatchGenerator`` does it: extract who leaves, filter who stays, merge who joins, extend."""
+        stay = [seq for seq in rows if seq in self._rows]
+        join = [seq for seq in rows if seq not in self._rows]
+        for seq in set(self._rows) - set(stay):
+            self._caches[seq] = self._row(self._rows.index(seq))
+        batch = self._batch if stay else []
+        order = [self._rows.index(seq) for seq in stay]
+        if stay and order != list(range(len(self._rows))):
+            for cache in batch:
+                cache.filter(order)
+        if join:
+            joined = _merged([self._caches[seq] for seq in join])
+            for cache, more in zip(batch, joined, strict=bool(batch)):
+                cache.extend(more)
+            batch = batch or joined
+        self._batch, self._rows = batch, tuple(rows)
+
+    def _row(self, row: int) -> list[Any]:
+        """The prompt cache of a row; a fresh one of a batch that has had no forward."""
+        if all(leaf.empty() for _, leaf in held.leaves(self._batch)):
+            return self._library.make_prompt_cache(self._model)
+        return [cache.extract(row) for cache in self._batch]
+
+    def forward_batch(self, tokens: Sequence[Sequence[int]]) -> tuple[ForwardObservation, ...]:
+        lengths = [len(row) for row in tokens]
+        padding = [max(lengths) - length for length in lengths]
+        ids = mx.array([[*row, *(0,) * pad] for row, pad in zip(tokens, padding, strict=True)])
+        leaves = [leaf for _, leaf in held.leaves(self._batch)]
+        before = [[] if held.is_state(leaf) else [max(0, n) for n in leaf.offset.tolist()] for leaf in leaves]
+        if any(padding):
+            for cache in self._batch:
+                cache.prepare(lengths=lengths, right_padding=padding)
+        logits, record, seconds, error = self._watched(ids, self._batch)
+        calls = [
+            _in_order(call, leaves[at], before[at], max(lengths))
+            for call, at in zip(record.attention(), self._calls, strict=False)
+        ]
+        if any(padding) and error is None:
+            try:
+                for cache in self._batch:
+                    cache.finalize()
+            except Exception as failure:
+                error = _words(failure)
+        return rows_of(tokens, logits, calls, record.positions(), seconds, error)
+
+    def _of(self, sequence: int) -> list[Any]:
+        if sequence in self._rows:
+            raise RuntimeError("a sequence in a batch is not copied there")
+        return self._caches[sequence]
+
+    def _replace(self, sequence: int, caches: list[Any]) -> None:
+        self._caches[sequence] = caches
+
+    def _copy(self, act: Callable[[], Any]) -> CopyObservation:
+        try:
+            act()
+        except Exception as failure:  # as in a forward
+            return CopyObservation(error=_words(failure))
+        return CopyObservation(len(self._calls))
+
+    # What the library's caches cannot do; never called, since the target does not say that it can.
+
+    def trim_front(self, sequence: int, n: int, keep: int) -> RemovalObservation:
+        raise NotImplementedError("the caches of mlx-lm have no front trim")
+
+    def enforce(self, rule: EnforceMaxKvSize) -> RemovalObservation:
+        raise NotImplementedError("the caches of mlx-lm have no front trim")
+
+    def memory(self, sequence: int) -> tuple[CacheMemory, ...]:
+        raise NotImplementedError("the caches of mlx-lm say no size of a slot")
+
+    def watch_arguments(self) -> None:
+        raise NotImplementedError("arrays that mlx-lm's models make are not watched")
+
+    def arguments(self) -> ArgumentsObservation:
+        raise NotImplementedError("arrays that mlx-lm's models make are not watched")
+
+
+def _merged(caches: Sequence[list[Any]]) -> list[Any]:
+    """One batch of several prompt caches, as ``mlx_lm.generate`` merges them."""
+    return [layer[0].merge(list(layer)) for layer in zip(*caches, strict=True)]
+
+
+def _lengths_of_row(cache: Any, row: int) -> CacheLengths:
+    """What a batch cache says of a row."""
+    if held.kind_of(cache) == "rotating" and not cache.empty():
+        return held.lengths_of(cache.extract(row))
+    offset, padding = int(cache.offset[row].item()), int(cache.left_padding[row].item())
+    return CacheLengths(offset, 0, cache._idx - padding)
+
+
+def _in_order(call: AttentionCall, cache: Any, before: Sequence[int], tokens: int) -> AttentionCall:
+    """The call of a batch as the ledger counts slots: the oldest key of the longest row first, the new ones last.
+
+    ``before``: tokens that the rows had. A cache may have slots in front that are padding to every row, since
+    ``filter`` alone takes them out again; they are left out here if the mask shows them to nobody. To a single token a
+    rotating cache gives its slots as they lie, with the new one in front of its cursor.
+    """
+    limit = cache.max_size - 1 if held.kind_of(cache) == "rotating" else call.key_len
+    unused = call.key_len - tokens - max(min(count, limit) for count in before)
+    shown = call.shown
+    if shown is None or shown.shape[-1] != call.key_len:
+        return call
+    if held.kind_of(cache) == "rotating" and tokens == 1:
+        shown = np.roll(shown, -cache._idx, axis=-1)
+        call = replace(call, shown=shown)
+    if unused <= 0 or call.mask_shape is None or shown[..., :unused].any():
+        return call
+    keys, values = call.key_len - unused, call.value_len - unused
+    shape = (*call.mask_shape[:-1], keys)
+    return replace(call, key_len=keys, value_len=values, mask_shape=shape, shown=shown[..., unused:])
+
+
+def _words(failure: Exception) -> str:
+    return f"{type(failure).__name__}: {failure}"
