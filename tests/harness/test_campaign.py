@@ -193,7 +193,11 @@ def test_a_missing_capability_is_not_applicable_and_says_which(capability: Capab
         if capability in prop.needs:
             assert one.verdict is Verdict.NOT_APPLICABLE and one.reason == f"the target lacks: {capability}"
         else:
-            assert one.verdict in (Verdict.PASS, Verdict.VACUOUS) and "lacks" not in (one.reason or "")
+            stays = (
+                capability is Capability.FRONT_TRIM
+                and one.reason == "nothing ever leaves the front of the target's caches"
+            )
+            assert stays == (one.verdict is Verdict.NOT_APPLICABLE) and "lacks" not in (one.reason or "")
 
 
 @pytest.mark.parametrize(
@@ -240,14 +244,19 @@ def test_a_half_hidden_configuration_makes_all_inconclusive_but_a_finding_stays(
 def test_programs_that_never_trim_prove_nothing_about_trims() -> None:
     lacks = frozenset({Capability.FRONT_TRIM, Capability.ENFORCE, Capability.ROLLBACK})
     result = campaign(fake(lacks=lacks))
-    assert {one for one, verdict in verdicts(result).items() if verdict is Verdict.VACUOUS} == {
-        WIDTH,
+    said = {one.id: one.reason for one in result.properties if one.verdict is Verdict.NOT_APPLICABLE}
+    assert {one for one, reason in said.items() if reason == "the target can neither trim nor roll back"} == {
         LENGTHS,
-        POSITIONS,
         REMOVED,
         ROWS,
     }
-    assert verdicts(result)[NEVER] is Verdict.NOT_APPLICABLE
+    assert {one for one, reason in said.items() if "leaves the front" in (reason or "")} == {WIDTH, POSITIONS}
+    assert NEVER in said and Verdict.VACUOUS not in verdicts(result).values()
+
+
+def test_what_cannot_be_decisive_is_judged_all_the_same() -> None:
+    lacks = frozenset({Capability.FRONT_TRIM, Capability.ENFORCE, Capability.ROLLBACK})
+    assert verdicts(campaign(fake("reset keeps the offset", lacks=lacks)))[LENGTHS] is Verdict.FAIL
 
 
 def test_noise_fails_the_control_and_makes_the_comparison_inconclusive() -> None:

@@ -174,19 +174,20 @@ def test_a_rotating_cache_that_is_full_refuses_to_go_back_and_that_is_right() ->
 
 
 def test_the_forward_without_a_cache_knows_positions_behind_forks_and_trims() -> None:
-    """It is decisive there, and a token that is told another position is found out."""
+    """It is decisive there: with the masks of untrimmed sequences it is not what the session gave."""
     target = only("mlx_lm:llama@live-window")
-    program = Program((Prefill(5), Fork(1), TrimFront(5), Chunk(3), Rollback(1, 1), Chunk(4, 1)), TWO)
+    trims = (TrimFront(2), Chunk(3), TrimFront(6), Chunk(2))
+    program = Program((Prefill(5), Fork(1), *trims, Rollback(1, 1), Chunk(4, 1)), TWO)
     prop = BY_ID["outputs_equal_the_cache_free_forward"]
     judge_program(target, program, [prop])
 
     @dataclasses.dataclass(frozen=True)
-    class Shifted(mlx_lm.MlxLmTarget):
+    class Untrimmed(mlx_lm.MlxLmTarget):
         def _with_masks(self, tokens: mx.array, shown: object, offset: int) -> mx.array:
             return super()._with_masks(tokens, lambda window: np.tri(tokens.shape[1], dtype=bool), offset)
 
-    shifted = Shifted(target.model_type, target.variant, target.caches)
-    assert found_in(shifted, program, prop.id) == prop.id
+    untrimmed = Untrimmed(target.model_type, target.variant, target.caches)
+    assert found_in(untrimmed, program, prop.id) == prop.id
 
 
 def test_states_are_copied_and_reset_with_the_caches_of_a_sequence() -> None:
