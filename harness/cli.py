@@ -65,7 +65,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--profile", choices=list(PROFILES), default="quick", help="budget (default: quick)")
     run.add_argument(
-        "--programs", type=int, metavar="N", help="programs in all, shared evenly (default: what the profile says)"
+        "--programs",
+        type=int,
+        metavar="N",
+        help="programs in all, shared evenly, some on each configuration",
     )
     run.add_argument("--seed", type=int, metavar="N", help="default: 0; nightly: a new one every time")
     run.add_argument("--policy", choices=("live", "offset"), default="live", help="where masks take their width from")
@@ -73,8 +76,8 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--strict",
         action=argparse.BooleanOptionalAction,
-        default=True,
-        help="a property without a decisive step fails the run (default)",
+        default=None,
+        help="a property without a decisive step fails the run (default, but of smoke, which is too small)",
     )
     jobs_option(run)
     limit_option(run)
@@ -154,7 +157,8 @@ def _run(arguments: argparse.Namespace) -> int:
         profile = dataclasses.replace(profile, programs=-(-arguments.programs // len(runs)), asked=True)
         runs = [dataclasses.replace(run, profile=profile) for run in runs]
     try:
-        return run_families(runs, strict=arguments.strict, jobs=arguments.jobs)
+        strict = profile.name != "smoke" if arguments.strict is None else arguments.strict
+        return run_families(runs, strict=strict, jobs=arguments.jobs)
     except TargetError as error:
         raise UsageError(str(error)) from error
     except OSError as error:

@@ -11,6 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+_hook = sys.unraisablehook
+
+
+def _without_interrupts(dropped: sys.UnraisableHookArgs) -> None:
+    """An interrupt that Python dropped is remembered, and nothing to tell anybody of."""
+    if not issubclass(dropped.exc_type, KeyboardInterrupt):
+        _hook(dropped)
+
 
 class Interrupts:
     """SIGINT and SIGTERM as KeyboardInterrupt, remembered.
@@ -30,6 +38,10 @@ class Interrupts:
                 signal.signal(number, self._take)
             except ValueError:
                 return
+
+        if sys.unraisablehook is not _without_interrupts:
+            global _hook
+            _hook, sys.unraisablehook = sys.unraisablehook, _without_interrupts
 
     def check(self) -> None:
         """Raise KeyboardInterrupt if one was requested."""

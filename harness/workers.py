@@ -18,6 +18,7 @@ from typing import Any
 
 from harness.terminal import INTERRUPTS
 
+_STOPPING = {signal.SIGINT, signal.SIGTERM}
 LOOK = 0.5  # seconds between two looks at whether somebody wants to stop
 
 
@@ -61,7 +62,8 @@ def in_processes(calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], jo
                     number, (function, arguments) = left.pop()
                     ours, theirs = context.Pipe(duplex=False)
                     process = context.Process(target=_call, args=(theirs, function, arguments), daemon=True)
-                    process.start()
+                    with _held_back():
+                        process.start()
                     theirs.close()  # so that the end of the process ends the pipe
                     running[ours] = number, process
                 if INTERRUPTS.requested and not told:
@@ -76,6 +78,16 @@ def in_processes(calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], jo
             for _, process in running.values():
                 process.kill()
                 process.join()
+
+
+@contextlib.contextmanager
+def _held_back() -> Iterator[None]:
+    """A process that is begun here hears of no interrupt before ``_call`` listens: imports come first."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _result(pipe: Connection, process: SpawnProcess) -> Any:
@@ -96,6 +108,7 @@ def _call(pipe: Connection, function: Callable[..., Any], arguments: tuple[Any, 
     INTERRUPTS.install()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
         outcome = True, function(*arguments)
     except BaseException as error:
         outcome = False, error

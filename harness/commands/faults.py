@@ -18,6 +18,7 @@ def register(commands: Any, device_option: Callable[[argparse.ArgumentParser], N
     faults = commands.add_parser("faults", help="plant every known bug in every family and see which are found")
     faults.add_argument("--families", metavar="A,B", help="comma-separated; default: all")
     faults.add_argument("--only", metavar="ID,ID", help="planted bugs, comma-separated; default: all")
+    faults.add_argument("--list", action="store_true", help="list the planted bugs, and plant none")
     faults.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default: 1)")
     faults.add_argument("--profile", choices=list(PROFILES), default="quick", help="budget (default: quick)")
     faults.add_argument("--out", type=Path, default=Path("reports"), metavar="DIR", help="default: reports")
@@ -45,6 +46,10 @@ def _faults(arguments: argparse.Namespace) -> int:
             raise UsageError(f"argument --device: {error}") from error
     if not 1 <= arguments.seeds <= 1000:
         raise UsageError(f"argument --seeds: must lie in [1, 1000], got {arguments.seeds}")
+    if arguments.list:
+        for fault in ALL_FAULTS:
+            print(f"{fault.id}   [{fault.layer}; {fault.breaks}]\n    {fault.summary}")
+        return 0
     families = _chosen("--families", arguments.families, list(reference.FAMILIES))
     by_id = {fault.id: fault for fault in ALL_FAULTS}
     faults = [by_id[name] for name in _chosen("--only", arguments.only, list(by_id))]
@@ -65,7 +70,7 @@ def _faults(arguments: argparse.Namespace) -> int:
             print(f"found     {one.fault} in {one.run}, seed {one.seed}", file=sys.stderr)
 
     hunts: list[Any] = []
-    partial = False
+    partial = lost = False
     try:
         for one in detection.hunt_all(faults, families, profile, seeds, arguments.jobs, arguments.device):
             hunts.append(one)
@@ -74,8 +79,10 @@ def _faults(arguments: argparse.Namespace) -> int:
         partial = True
     except detection.Lost as error:
         print(f"error: {error}", file=sys.stderr)
-        partial = True
+        partial = lost = True
     if not hunts:
+        if lost:
+            return 2
         if partial:
             raise KeyboardInterrupt
         raise UsageError(f"argument --only: none of these bugs can show in {', '.join(families)}")
@@ -102,7 +109,7 @@ def _faults(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise UsageError(f"cannot write reports: {folder}: {error.strerror or error}") from error
     print(f"kill matrix in {folder / 'kill-matrix.md'}")
-    print(("interrupted; " if partial else "") + summary.text())
+    print(("incomplete; " if lost else "interrupted; " if partial else "") + summary.text())
     return int(partial or summary.named < summary.hunts)
 
 

@@ -100,5 +100,5 @@ def _doubtful(result: CampaignResult) -> str:
     if ids := _ids(result, Verdict.INCONCLUSIVE):
         return f"{_of_all(result, ids)} could not be compared: {', '.join(ids)}"
     if ids := _ids(result, Verdict.VACUOUS):
-        return f"{_of_all(result, ids)} met no decisive step: {', '.join(ids)}"
+        return f"{_of_all(result, ids)} met no decisive step on some configuration: {', '.join(ids)}"
     return f"none of {count(len(result.properties), 'property', 'properties')} could judge this target"

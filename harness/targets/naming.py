@@ -1,4 +1,4 @@
-"""What a name of ``--target`` stands for (``reference:qwen2_vl``, ``mlx_lm:llama``, ``wire:COMMAND``), and what a trace names.
+"""What a name of ``--target`` stands for (``reference:qwen2_vl``, ``mlx_lm:llama``, ``wire:COMMAND``), and a trace's.
 
 A kind is a module with two functions: ``subject(rest, asked)``, what the part behind the colon names, and
 ``target_from_identity(data, asked)``, the target of a trace. Both raise TargetError, with one line.

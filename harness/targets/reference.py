@@ -207,15 +207,23 @@ def _shows(family: str, kind: str, path: Path) -> Variant | None:
         if path == "images" and not variant.reads_images:
             continue
         target = ReferenceTarget(variant, storage=kind)
-        layers = len(target.attention_layers) > 1
-        storage = target.row_storage
-        if storage.startswith("affine"):
-            layers &= all(fits(storage, width) for both in target.row_widths for width in both)
-        elif any(target.windows) != (kind == "rotating-layers"):
-            continue
-        if layers:
+        affine = target.row_storage.startswith("affine")
+        if len(target.attention_layers) > 1 and _fits(target) and (affine or _rotates(target) == any(target.windows)):
             return variant
     return None
+
+
+def _rotates(target: ReferenceTarget) -> bool:
+    """In the windows of its layers?"""
+    return target.storage == "rotating-layers"
+
+
+def _fits(target: ReferenceTarget) -> bool:
+    """Can caches of this storage hold the rows of this variant?"""
+    storage = target.row_storage
+    if storage.startswith("affine"):
+        return all(fits(storage, width) for both in target.row_widths for width in both)
+    return not _rotates(target) or any(target.windows)
 
 
 def paths(family: str) -> tuple[Path, ...]:
@@ -292,7 +300,10 @@ def target_from_identity(data: object, asked: Asked | None = None) -> ReferenceT
         raise TargetError(f"weights_seed must be a whole number in [0, 2**32), got {seed!r:.60}")
     if path == "images" and not known[data["variant"]].reads_images:
         raise TargetError(f"the variant {data['variant']} of {data['family']} has no vision tower, so no path images")
-    return ReferenceTarget(known[data["variant"]], data["policy"], data["storage"], seed, path)
+    target = ReferenceTarget(known[data["variant"]], data["policy"], data["storage"], seed, path)
+    if not _fits(target):
+        raise TargetError(f"the variant {data['variant']} of {data['family']} does not fit {data['storage']} caches")
+    return target
 
 
 __all__ = [

@@ -114,7 +114,7 @@ def test_replay_of_another_program_than_the_recorded_one_is_not_fixed(capsys: py
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"kind": "mlx_lm"}, "unknown kind of target 'mlx_lm'"),
+        ({"kind": "vllm"}, "unknown kind of target 'vllm'"),
         ({"family": "qwen2_v"}, "nearest: qwen2_vl"),
         ({"family": None}, "family must be text"),
         ({"family": ["x"]}, "family must be text"),
@@ -125,6 +125,8 @@ def test_replay_of_another_program_than_the_recorded_one_is_not_fixed(capsys: py
         ({"policy": []}, "policy must be text"),
         ({"storage": None}, "storage must be text"),
         ({"storage": "int4"}, "storage one of rows, int8"),
+        ({"storage": "affine8", "variant": "one-layer"}, "does not fit affine8 caches"),
+        ({"storage": "rotating-layers"}, "does not fit rotating-layers caches"),
         ({"weights_seed": -1}, "weights_seed must be"),
         ({"weights_seed": True}, "weights_seed must be"),
         ({"weights_seed": 1.5}, "weights_seed must be"),

@@ -114,6 +114,23 @@ def test_an_interrupt_that_python_drops_is_not_lost(
         interrupts.check()
 
 
+def test_an_interrupt_that_python_drops_is_not_told_as_an_error(
+    interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(terminal, "_hook", lambda dropped: told.append(dropped.exc_type))
+    monkeypatch.setattr(sys, "unraisablehook", terminal._without_interrupts)
+    for error in (KeyboardInterrupt, ValueError):
+
+        def callback(phase: str, info: dict[str, int], error: type[BaseException] = error) -> None:
+            gc.callbacks.remove(callback)
+            raise error
+
+        gc.callbacks.append(callback)
+        gc.collect()
+    assert told == [ValueError]
+
+
 @SIGNALS
 def test_a_run_whose_interrupt_python_dropped_stops_all_the_same(
     number: signal.Signals, interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch

@@ -43,7 +43,7 @@ VERDICTS = {
     ),
     "control missed": ("VACUOUS", False, MISSED),
     "control flaky": ("VACUOUS", False, MISSED),
-    "vacuous": ("VACUOUS", False, f"1 of {len(ALL)} properties met no decisive step: {MASK}"),
+    "vacuous": ("VACUOUS", False, f"1 of {len(ALL)} properties met no decisive step on some configuration: {MASK}"),
     "not applicable": (
         "PASS",
         False,
