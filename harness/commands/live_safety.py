@@ -1,6 +1,6 @@
 """Is the mask of a family right behind a front trim? A table of the families of mlx-lm, on our caches.
 
-``python -m harness.commands.live_safety [--only A,B] [--programs N] [--json]``
+``kv-harness live-safety [--only A,B] [--programs N] [--json]``
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from harness.commands import UsageError
@@ -102,16 +101,10 @@ def _judged(target: Any, programs: int, seed: int) -> Row:
     )
 
 
-def register(commands: Any, device_option: Callable[[argparse.ArgumentParser], None]) -> None:
+def register(commands: Any) -> None:
     """Add the command to the subparsers of the command line."""
     parser = commands.add_parser("live-safety", help="which families of mlx-lm can live with a front trim?")
-    options(parser)
-    device_option(parser)
     parser.set_defaults(act=act)
-
-
-def options(parser: argparse.ArgumentParser) -> None:
-    """Add its options to a parser."""
     parser.add_argument("--only", metavar="A,B", help="model types, comma-separated; default: all of the catalogue")
     parser.add_argument("--programs", type=int, default=40, metavar="N", help="of each configuration (default: 40)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
@@ -140,12 +133,3 @@ def act(arguments: argparse.Namespace) -> int:
     except (UnknownFamily, NotInstalled) as error:
         raise UsageError(str(error)) from error
     return 0
-
-
-if __name__ == "__main__":
-    own = argparse.ArgumentParser(prog="python -m harness.commands.live_safety", description=__doc__)
-    options(own)
-    try:
-        sys.exit(act(own.parse_args()))
-    except UsageError as error:
-        own.error(str(error))

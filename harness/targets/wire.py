@@ -187,7 +187,7 @@ class WireSession:
         raise NotImplementedError("no engine is asked over the wire to quantise a cache in mid-program")
 
     def batch(self, rows: tuple[int, ...]) -> CopyObservation:
-        return self._observe(CopyObservation, "batch", rows=rows)
+        return self._observe(CopyObservation, "batch", tell=False, rows=rows)  # mostly a forward follows
 
     def lengths(self, sequence: int) -> tuple[CacheLengths, ...]:
         return self._telling(sequence).lengths
@@ -231,9 +231,9 @@ class WireSession:
         except WorkerError as error:
             raise EngineGone(_text(error)) from error
 
-    def _observe(self, kind: Callable[..., _T], do: str, **fields: Any) -> _T:
+    def _observe(self, kind: Callable[..., _T], do: str, tell: bool = True, **fields: Any) -> _T:
         try:
-            observed: _T = self._do(do, True, **fields)
+            observed: _T = self._do(do, tell, **fields)
         except WorkerError as error:
             return kind(error=_text(error))
         return observed

@@ -24,33 +24,60 @@ DTYPES = (
 )
 MOST_AXES = 8
 _T = TypeVar("_T")
-_Decoder = Callable[[Any, str], Any]
+_Decoder = Callable[[Any], Any]
 
 
 class CodecError(ValueError):
     """JSON that does not say what it must; the message is one line and names the place."""
 
+    def inside(self, place: str) -> CodecError:
+        """The same error, seen from around it. So that nobody has to build the names of places that are right."""
+        return type(self)(f"{place}{self}")
+
 
 def encode(value: Any) -> Any:
     """What ``json.dumps`` takes, of dataclasses, arrays, tuples and plain values."""
-    if isinstance(value, np.ndarray):
-        data = np.ascontiguousarray(value, value.dtype.newbyteorder("<")).tobytes()
-        return {"dtype": value.dtype.name, "shape": list(value.shape), "data": base64.b64encode(data).decode("ascii")}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        found = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
-        return {field.name: encode(item) for field, item in found if not _is_default(field, item)}
-    if isinstance(value, (tuple, list)):
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is tuple or kind is list:
         return [encode(item) for item in value]
-    return value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, np.ndarray):
+        name, dtype = _wired(value.dtype)
+        data = np.ascontiguousarray(value, dtype).tobytes()
+        return {"dtype": name, "shape": list(value.shape), "data": base64.b64encode(data).decode("ascii")}
+    if isinstance(value, np.generic):
+        return value.item()
+    body = {}
+    for name, default in _fields(cast(Any, kind)):
+        item = getattr(value, name)
+        if item is not default and not (type(item) in _EQUAL and item == default):  # 0.0 is also -0.0, so no floats
+            body[name] = encode(item)
+    return body
 
 
-def _is_default(field: dataclasses.Field[Any], item: Any) -> bool:
-    return type(item) is type(field.default) and not isinstance(item, np.ndarray) and bool(item == field.default)
+_PLAIN = frozenset({int, float, str, bool, type(None)})
+_EQUAL = frozenset({int, str, tuple})
+
+
+@functools.cache
+def _wired(dtype: np.dtype[Any]) -> tuple[str, np.dtype[Any]]:
+    """Its name, and itself in the byte order of the wire."""
+    return dtype.name, dtype.newbyteorder("<")
+
+
+@functools.cache
+def _fields(kind: type) -> tuple[tuple[str, Any], ...]:
+    """(name, default) of every field of a dataclass. TypeError for any other type."""
+    return tuple((field.name, field.default) for field in dataclasses.fields(kind))
 
 
 def decode(kind: type[_T], data: object, where: str) -> _T:
     """``data`` as a ``kind``: a dataclass, or a type that its fields may have. Raises CodecError."""
-    return cast(_T, _decoder(cast(Any, kind))(data, where))
+    try:
+        return cast(_T, _decoder(cast(Any, kind))(data))
+    except CodecError as error:
+        raise error.inside(where) from None
 
 
 @functools.cache
@@ -61,24 +88,33 @@ def _decoder(kind: Any) -> _Decoder:
     if dataclasses.is_dataclass(kind):
         return _dataclass(kind)
     if origin is Literal:
-        return lambda data, where: (
-            data if data in inner else _refuse(where, f"one of {', '.join(map(str, inner))}", data)
-        )
+        names = ", ".join(map(str, inner))
+        return lambda data: data if data in inner else _refuse(f"one of {names}", data)
     if origin in (types.UnionType, typing.Union):
         (only,) = (each for each in inner if each is not type(None))
         one = _decoder(only)
-        return lambda data, where: None if data is None else one(data, where)
+        return lambda data: None if data is None else one(data)
     if origin is tuple:
-        each = _decoder(inner[0])
-        return lambda data, where: (
-            tuple([each(item, f"{where}[{at}]") for at, item in enumerate(data)])
-            if isinstance(data, list)
-            else _refuse(where, "a list", data)
-        )
+        return _tuple(_decoder(inner[0]))
     if kind is float:
-        return lambda data, where: float(data) if type(data) in (int, float) else _refuse(where, "a number", data)
+        return lambda data: float(data) if type(data) in (int, float) else _refuse("a number", data)
     words = {int: "a whole number", str: "text", bool: "true or false"}
-    return lambda data, where: data if type(data) is kind else _refuse(where, words[kind], data)
+    return lambda data: data if type(data) is kind else _refuse(words[kind], data)
+
+
+def _tuple(each: _Decoder) -> _Decoder:
+    def read(data: Any) -> Any:
+        if not isinstance(data, list):
+            _refuse("a list", data)
+        found: list[Any] = []
+        try:
+            for item in data:
+                found.append(each(item))  # noqa: PERF401 - how far it came is the place of an error
+        except CodecError as error:
+            raise error.inside(f"[{len(found)}]") from None
+        return tuple(found)
+
+    return read
 
 
 def _dataclass(kind: Any) -> _Decoder:
@@ -90,39 +126,47 @@ def _dataclass(kind: Any) -> _Decoder:
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     }
 
-    def read(data: Any, where: str) -> Any:
+    def read(data: Any) -> Any:
         if not isinstance(data, dict):
-            _refuse(where, "an object", data)
-        if odd := sorted(set(data) - set(fields)) or sorted(needed - set(data)):
-            raise CodecError(f"{where} {'lacks' if odd[0] in needed else 'has the unknown field'} {odd[0]!r:.60}")
-        return kind(**{name: fields[name](item, f"{where}.{name}") for name, item in data.items()})
+            _refuse("an object", data)
+        if not needed <= data.keys() <= fields.keys():
+            odd = sorted(set(data) - set(fields)) or sorted(needed - set(data))
+            raise CodecError(f" {'lacks' if odd[0] in needed else 'has the unknown field'} {odd[0]!r:.60}")
+        found = {}
+        for name, item in data.items():
+            try:
+                found[name] = fields[name](item)
+            except CodecError as error:
+                raise error.inside(f".{name}") from None
+        return kind(**found)
 
     return read
 
 
-def _array(data: Any, where: str) -> np.ndarray[Any, Any]:
-    if not isinstance(data, dict) or set(data) != {"dtype", "shape", "data"}:
-        raise CodecError(f"{where} must be an array: an object with dtype, shape and data")
+_DTYPES = {name: np.dtype(name).newbyteorder("<") for name in DTYPES}
+
+
+def _array(data: Any) -> np.ndarray[Any, Any]:
+    if not isinstance(data, dict) or data.keys() != {"dtype", "shape", "data"}:
+        raise CodecError(" must be an array: an object with dtype, shape and data")
     name, shape, text = data["dtype"], data["shape"], data["data"]
-    if not isinstance(name, str) or name not in DTYPES:
-        _refuse(f"{where}.dtype", f"one of {', '.join(DTYPES)}", name)
+    if not isinstance(name, str) or name not in _DTYPES:
+        raise CodecError(f".dtype must be one of {', '.join(DTYPES)}, got {name!r:.60}")
     if not isinstance(shape, list) or len(shape) > MOST_AXES or any(type(n) is not int or n < 0 for n in shape):
-        _refuse(f"{where}.shape", "a list of whole numbers, none negative", shape)
+        raise CodecError(f".shape must be a list of whole numbers, none negative, got {shape!r:.60}")
     if not isinstance(text, str):
-        _refuse(f"{where}.data", "text", text)
+        raise CodecError(f".data must be text, got {text!r:.60}")
     try:
         held = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise CodecError(f"{where}.data is not base64: {error}") from error
-    dtype = np.dtype(name).newbyteorder("<")
-    if len(held) != math.prod(shape) * dtype.itemsize:
-        raise CodecError(
-            f"{where} has {len(held)} bytes, {name} of the shape {shape!r:.80} has {math.prod(shape) * dtype.itemsize}"
-        )
+        raise CodecError(f".data is not base64: {error}") from error
+    dtype = _DTYPES[name]
+    if len(held) != (size := math.prod(shape) * dtype.itemsize):
+        raise CodecError(f" has {len(held)} bytes, {name} of the shape {shape!r:.80} has {size}")
     if name == "bool":
         return np.asarray(np.frombuffer(held, np.uint8).reshape(shape) != 0)
     return np.frombuffer(held, dtype).reshape(shape)
 
 
-def _refuse(where: str, what: str, data: object) -> Any:
-    raise CodecError(f"{where} must be {what}, got {data!r:.60}")
+def _refuse(what: str, data: object) -> Any:
+    raise CodecError(f" must be {what}, got {data!r:.60}")

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "harness.commands.live_safety", *arguments]
+    command = [sys.executable, "-m", "harness.cli", "live-safety", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
 
 
