@@ -277,7 +277,7 @@ def _full(cache: KVCache, heads: int = 2) -> KVCache:
         ([PagedKVCache(BlockPool(4)), PagedKVCache(BlockPool(4, "int8"))], "different storages"),
         ([_full(PagedKVCache(BlockPool(4))), _full(PagedKVCache(BlockPool(4)), 1)], "cannot stand in a batch"),
     ],
-    ids=str,
+    ids=["windows", "sinks", "a ring", "chunks", "blocks first", "blocks last", "storages", "heads"],
 )
 def test_caches_that_cannot_be_rows_of_one_batch(caches: list[KVCache], said: str) -> None:
     with pytest.raises(ValueError, match=said):
