@@ -21,6 +21,7 @@ os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
 from tabulate import tabulate
 
 from harness.campaign import run_campaign
+from harness.capability import Capability, needs
 from harness.execution import execute
 from harness.judging import Evidence
 from harness.operations import Program
@@ -80,7 +81,10 @@ def main() -> None:
         drawn = _Programs()
         target = resolve(f"reference:{name}", Asked()).targets[0]
         run_campaign(name, [target], [], PROFILES[arguments.profile], arguments.seed, also=drawn)
-        rows += [_row(name, drawn.kept, arguments.rounds, tell) for tell in (True, False)]
+        able = [
+            program for program in drawn.kept if Capability.QUANTISE not in needs(program)
+        ]  # what goes over the wire
+        rows += [_row(name, able, arguments.rounds, tell) for tell in (True, False)]
     headers = [
         "configuration",
         "what",
