@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -12,6 +14,7 @@ pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: pip install 'mlx-
 
 from harness.campaign import run_campaign
 from harness.capability import Capability, needs
+from harness.execution import execute
 from harness.findings import FindingError, Verdict
 from harness.judge import judge_program
 from harness.operations import (
@@ -33,7 +36,7 @@ from harness.operations import (
     Verify,
 )
 from harness.profiles import PROFILES
-from harness.targets import mlx_lm
+from harness.targets import mlx_lm, naming
 from harness.targets.mlx_lm_catalogue import FAMILIES, WITHOUT_ENTRY
 from properties import ALL, BY_ID
 
@@ -234,3 +237,18 @@ def test_a_name_that_means_nothing_is_refused_in_one_line(name: str) -> None:
     with pytest.raises(mlx_lm.UnknownFamily) as caught:
         mlx_lm.resolve(name)
     assert "\n" not in str(caught.value)
+
+
+def test_its_models_answer_over_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another release of mlx-lm can live in an environment of its own."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    subject = naming.resolve(f"wire:{sys.executable} -m harness.wire.worker mlx_lm:qwen3", naming.Asked())
+    here, there = mlx_lm.resolve("mlx_lm:qwen3")[0], subject.targets[0]
+    assert there.capabilities == here.capabilities and there.attention_layers == here.attention_layers
+    program = Program((Prefill(5), Chunk(3), Verify(2, 1), SaveLoad(), Decode(2)))
+    for one, other in zip(execute(here, program).steps, execute(there, program).steps, strict=True):
+        assert (one.error, other.error) == (None, None)
+        for mine, theirs in zip(one.forwards, other.forwards, strict=True):
+            assert mine.seen.logits is not None and theirs.seen.logits is not None
+            assert np.array_equal(mine.seen.logits, theirs.seen.logits)
+    subject.close()
