@@ -163,7 +163,7 @@ class MlxLmTarget:
         return "rows"
 
     @property
-    def row_widths(self) -> tuple[tuple[int, int], ...]:
+    def row_widths(self) -> tuple[tuple[int, int], ...]:  # asked with QUANTISE only, which is in _NEVER
         raise NotImplementedError("caches of mlx-lm are not quantised in mid-program here")
 
     def open(self, owners: tuple[Owner, ...]) -> Session:
@@ -191,7 +191,7 @@ class MlxLmTarget:
             return None
         return dataclasses.replace(self, policy="offset" if self.policy == "live" else "live")
 
-    def witness(self, history: History) -> Expected:
+    def witness(self, history: History) -> Expected:  # asked with WITNESS only, which is in _NEVER
         raise NotImplementedError("no independent witness of mlx-lm's families in float64 is asked here")
 
     def cache_free(self, history: History) -> Expected:

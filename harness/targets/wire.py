@@ -95,7 +95,7 @@ class WireTarget:
         return self._said.storage if self._said.storage in get_args(QuantisedStorage) else "rows"
 
     @property
-    def row_widths(self) -> tuple[tuple[int, int], ...]:
+    def row_widths(self) -> tuple[tuple[int, int], ...]:  # asked with QUANTISE only, which no worker can say it has
         raise NotImplementedError("no engine is asked over the wire to quantise a cache in mid-program")
 
     def open(self, owners: tuple[Owner, ...]) -> WireSession:
@@ -109,7 +109,7 @@ class WireTarget:
             return None
         return dataclasses.replace(self, policy="offset" if self.policy == "live" else "live")
 
-    def witness(self, history: History) -> Expected:
+    def witness(self, history: History) -> Expected:  # nor WITNESS
         raise NotImplementedError("no witness goes over the wire")
 
     def cache_free(self, history: History) -> Expected:
@@ -183,7 +183,7 @@ class WireSession:
     def reset(self, sequence: int) -> CopyObservation:
         return self._observe(CopyObservation, "reset", sequence=sequence)
 
-    def quantise(self, sequence: int, storage: QuantisedStorage) -> CopyObservation:
+    def quantise(self, sequence: int, storage: QuantisedStorage) -> CopyObservation:  # nor QUANTISE
         raise NotImplementedError("no engine is asked over the wire to quantise a cache in mid-program")
 
     def batch(self, rows: tuple[int, ...]) -> CopyObservation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import sys
 from pathlib import Path
 
@@ -237,6 +238,31 @@ def test_a_name_that_means_nothing_is_refused_in_one_line(name: str) -> None:
     with pytest.raises(mlx_lm.UnknownFamily) as caught:
         mlx_lm.resolve(name)
     assert "\n" not in str(caught.value)
+
+
+#: Methods of a session on the library's caches that do nothing but raise, and when a session is asked for them.
+NEVER_ASKED = {
+    "trim_front": Capability.FRONT_TRIM,
+    "enforce": Capability.ENFORCE,
+    "quantise": Capability.QUANTISE,
+    "memory": Capability.BYTES,
+    "watch_arguments": Capability.ARGUMENTS,
+    "arguments": Capability.ARGUMENTS,
+}
+
+
+def test_what_a_session_cannot_do_no_target_says_it_can() -> None:
+    raising = {
+        name
+        for name, method in vars(mlx_lm.LibrarySession).items()
+        if callable(method) and "NotImplementedError" in inspect.getsource(method)
+    }
+    assert raising == set(NEVER_ASKED)
+    for name in NAMES:
+        for target in mlx_lm.resolve(name):
+            never = {Capability.WITNESS, Capability.QUANTISE, Capability.IMAGES}
+            never |= set() if name.endswith("@live-window") else set(NEVER_ASKED.values())
+            assert not never & target.capabilities, name
 
 
 def test_its_models_answer_over_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
