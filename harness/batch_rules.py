@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from harness import strategies as draw
 from harness.judge import Judge
-from harness.operations import Batch, BatchDecode, BatchForward, Operation, Rollback, TrimFront
+from harness.operations import Batch, BatchDecode, BatchForward, Operation, QuantizeCache, Rollback, TrimFront
 from harness.target import Capability, Target
 
 
@@ -24,10 +25,28 @@ class BatchRules(RuleBasedStateMachine):
     def _apply(self, operation: Operation) -> None:
         raise NotImplementedError  # the machine that inherits these rules has it
 
+    def _apply_able(self, operations: Sequence[Operation]) -> None:
+        raise NotImplementedError  # as above
+
+    def _sequence(self, drawn: int, deep: draw.Deep = ()) -> int:
+        raise NotImplementedError  # as above
+
     @precondition(lambda self: self._can_batch())
-    @rule(order=draw.batch_orders, tokens=draw.row_tokens, times=draw.batch_decodes)
-    def batch_and_go_on(self, order: tuple[int, ...], tokens: tuple[int, ...], times: int) -> None:
+    @rule(
+        order=draw.batch_orders,
+        tokens=draw.row_tokens,
+        times=draw.batch_decodes,
+        deep=draw.deep,
+        quantised=draw.quantised_first,
+    )
+    def batch_and_go_on(
+        self, order: tuple[int, ...], tokens: tuple[int, ...], times: int, deep: draw.Deep, quantised: bool
+    ) -> None:
         """Some sequences, of whatever lengths they have, join, stay or leave, and the batch goes forward."""
+        for row in self._as_far_as_there(Batch(order)).rows:
+            self._sequence(row, deep)
+            if quantised:
+                self._apply_able((QuantizeCache("int8", row),))
         self._gather(order)
         self._go_on(tokens, times)
 

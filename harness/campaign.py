@@ -114,23 +114,27 @@ def run_campaign(
     progress: Callable[[int], None] | None = None,
     first_only: bool = False,
     also: Listener | None = None,
+    shares: Sequence[int] | None = None,
 ) -> CampaignResult:
-    """Run ``profile.programs`` drawn programs, an equal share on every target; ``also`` is told of each that ended.
+    """Run ``profile.programs`` drawn programs, on every target its share; ``also`` is told of each that ended.
 
     The share is not left to the draw: Hypothesis likes to vary what it has just seen, and would leave some targets
     out.  After a finding its property is muted and the target gets another search, so that every property gets a
     verdict of its own however many bugs there are.  While nothing is found, a target on which some property met no
     decisive step gets a few more (``profile.patience``) before that counts as VACUOUS.  ``first_only`` stops at the
-    first finding (a control needs no more).  Ctrl-C ends the campaign and keeps what was measured (``partial``).
+    first finding (a control needs no more).  ``shares``: programs on each target, where these are not all that a run
+    would judge.  Ctrl-C ends the campaign and keeps what was measured (``partial``).
     """
     if not targets:
         raise ValueError(f"the campaign {name!r} has no target to run on")
     watcher = _Watcher(progress, also)
     result = CampaignResult(name, profile, base_seed, watcher)
     started = time.perf_counter()
-    share = dataclasses.replace(profile, programs=profile.share(len(targets)))
+    if shares is None:
+        shares = shares_of(targets, profile)
     muted: set[str] = set()
-    for number, target in enumerate(targets):
+    for number, (target, programs) in enumerate(zip(targets, shares, strict=True)):
+        share = dataclasses.replace(profile, programs=programs)
         patience = profile.patience
         search = 0
         while not result.partial:
@@ -163,6 +167,11 @@ def run_campaign(
     result.seconds = time.perf_counter() - started
     result.properties = [_result(prop, targets, result) for prop in properties]
     return result
+
+
+def shares_of(targets: Sequence[Target], profile: Profile) -> tuple[int, ...]:
+    """Programs on each of these targets when a run judges all of them, before anything is found."""
+    return profile.shares([target.identity.storage for target in targets])
 
 
 def _search(machine: type, profile: Profile, database: Path | None) -> None:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import properties
-from harness.campaign import CampaignResult, run_campaign
+from harness.campaign import CampaignResult, run_campaign, shares_of
 from harness.faults import ALL_FAULTS, IMAGE_FAULTS, Fault
 from harness.judging import Property
 from harness.profiles import Profile
@@ -79,14 +79,26 @@ def hunt(
 
     def search(judges: Sequence[Property]) -> CampaignResult:
         found = run_campaign(
-            f"{name}_{fault.id}", targets, judges, profile, own_seed, first_only=True, progress=lambda _: check()
+            f"{name}_{fault.id}",
+            targets,
+            judges,
+            profile,
+            own_seed,
+            first_only=True,
+            progress=lambda _: check(),
+            shares=shares,
         )
         if found.partial and not found.found:
             raise KeyboardInterrupt
         return found
 
     with fault.plant():
-        targets = [t for t in family_targets(family, "live", profile, seed, path) if fault.shown_on(t)]
+        everything = family_targets(family, "live", profile, seed, path)
+        # As many programs as these get beside all the others: what few configurations show is no easier to find here.
+        shared = [
+            (t, share) for t, share in zip(everything, shares_of(everything, profile), strict=True) if fault.shown_on(t)
+        ]
+        targets, shares = [t for t, _ in shared], [share for _, share in shared]
         own_seed = derive_seed(seed, fault.id)
         result = search(properties.ALL)
         by = [bug.finding.property_id for bug in result.found if bug.reproducible]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar, TypeVar
 
 from hypothesis.stateful import initialize, precondition, rule
@@ -93,18 +94,18 @@ class ProgramMachine(BatchRules):
     @rule(
         sequence=draw.sequences,
         trims=draw.two_trims,
-        keep=draw.sinks,
+        keeps=draw.two_keeps,
         tokens=draw.chunk_sizes,
         everything=draw.rewinds,
         times=draw.decode_times,
     )
     def trim_twice_and_roll_back(
-        self, sequence: int, trims: tuple[int, int], keep: int, tokens: int, everything: bool, times: int
+        self, sequence: int, trims: tuple[int, int], keeps: tuple[int, int], tokens: int, everything: bool, times: int
     ) -> None:
         """Back to where the second trim was made, or to the first key that it left. By chance this would be rare."""
         index = self._sequence(sequence)
-        self._apply(TrimFront(trims[0], keep, index))
-        self._apply(TrimFront(trims[1], sequence=index))
+        self._apply(TrimFront(trims[0], keeps[0], index))
+        self._apply(TrimFront(trims[1], keeps[1], index))
         self._apply(Chunk(tokens, index))
         self._apply(Rollback(10_000 if everything else tokens, index))
         self._apply(Decode(times, index))
@@ -172,10 +173,13 @@ class ProgramMachine(BatchRules):
         n=draw.chunk_sizes,
         times=draw.times_back,
         tokens=draw.chunk_sizes,
+        deep=draw.deep,
     )
-    def leave_and_come_back(self, sequence: int, slot: int, detour: str, n: int, times: int, tokens: int) -> None:
+    def leave_and_come_back(
+        self, sequence: int, slot: int, detour: str, n: int, times: int, tokens: int, deep: draw.Deep
+    ) -> None:
         """A snapshot, something else, and back, once or twice."""
-        index = self._sequence(sequence)
+        index = self._sequence(sequence, deep)
         self._apply(Snapshot(slot, index))
         for _ in range(times):
             self._detour(detour, n, index)
@@ -183,19 +187,21 @@ class ProgramMachine(BatchRules):
             self._extend(index, tokens)
 
     @precondition(lambda self: Capability.FORK in self.target.capabilities and self._several())
-    @rule(sequence=draw.sequences, tokens=draw.chunk_sizes, other=draw.decode_times)
-    def fork_and_go_on(self, sequence: int, tokens: int, other: int) -> None:
-        """A shared prefix, then both go their own ways."""
-        index = self._sequence(sequence)
+    @rule(sequence=draw.sequences, tokens=draw.chunk_sizes, other=draw.decode_times, kept=draw.kept, deep=draw.deep)
+    def fork_and_go_on(self, sequence: int, tokens: int, other: int, kept: bool, deep: draw.Deep) -> None:
+        """A shared prefix, then both go their own ways. ``kept``: a third has it as well."""
+        index = self._sequence(sequence, deep)
+        if kept:
+            self._apply_able((Snapshot(0, index),))
         into = self._neighbour(index)
         self._apply(Fork(into, index))
         self._extend(index, tokens)
         self._apply(Decode(other, into))
 
     @able(Capability.SAVE_LOAD)
-    @rule(sequence=draw.sequences, tokens=draw.chunk_sizes)
-    def save_load_and_go_on(self, sequence: int, tokens: int) -> None:
-        index = self._sequence(sequence)
+    @rule(sequence=draw.sequences, tokens=draw.chunk_sizes, deep=draw.deep)
+    def save_load_and_go_on(self, sequence: int, tokens: int, deep: draw.Deep) -> None:
+        index = self._sequence(sequence, deep)
         self._apply(SaveLoad(index))
         self._extend(index, tokens)
 
@@ -207,10 +213,12 @@ class ProgramMachine(BatchRules):
         self._extend(index, tokens)
 
     @able(Capability.QUANTISE)
-    @rule(sequence=draw.sequences, storage=draw.storages, fresh=draw.freshly, tokens=draw.chunk_sizes)
-    def quantise_and_go_on(self, sequence: int, storage: QuantisedStorage, fresh: bool, tokens: int) -> None:
+    @rule(sequence=draw.sequences, storage=draw.storages, fresh=draw.freshly, tokens=draw.chunk_sizes, deep=draw.deep)
+    def quantise_and_go_on(
+        self, sequence: int, storage: QuantisedStorage, fresh: bool, tokens: int, deep: draw.Deep
+    ) -> None:
         """``fresh``: of a sequence that starts again, so that its caches hold no row whose width they could see."""
-        index = self._sequence(sequence)
+        index = self._sequence(sequence, () if fresh else deep)
         if fresh:
             self._apply_able((Reset(index),))
         self._apply(QuantizeCache(storage, index))
@@ -248,11 +256,12 @@ class ProgramMachine(BatchRules):
         if two and (fork or not turn):
             self._apply(Fork(1) if fork else second)
 
-    def _apply_able(self, operations: draw.Few) -> None:
+    def _apply_able(self, operations: Sequence[Operation]) -> None:
         if not self._several() and any(isinstance(operation, BATCHES) for operation in operations):
             return
         for operation in operations:
-            if CAPABILITY_OF[type(operation)] in self.target.capabilities:
+            needed = CAPABILITY_OF.get(type(operation))
+            if needed is None or needed in self.target.capabilities:
                 self._apply(self._as_far_as_there(operation) if isinstance(operation, Batch) else operation)
 
     def _shorten_long_ones(self) -> None:
@@ -292,8 +301,12 @@ class ProgramMachine(BatchRules):
         else:
             self._extend(index, n)
 
-    def _sequence(self, drawn: int) -> int:
-        return drawn % len(self.judge.run.owners) if self.judge is not None else 0
+    def _sequence(self, drawn: int, deep: draw.Deep = ()) -> int:
+        """Which one is meant, once it has been through ``deep``."""
+        index = drawn % len(self.judge.run.owners) if self.judge is not None else 0
+        if deep and self._ledger(index).offset:
+            self._apply_able([dataclasses.replace(operation, sequence=index) for operation in deep])
+        return index
 
     def _ledger(self, index: int) -> SequenceLedger:
         return self.judge.run.ledgers[index] if self.judge is not None else SequenceLedger()

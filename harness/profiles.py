@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,10 +18,11 @@ class Profile:
     four operations); ``remember``: keep an example database, so that what was once found is tried first (a fixed seed
     then no longer fixes the examples). ``shrink``: let Hypothesis shrink before ``harness.reduction`` does.  The
     reduction alone gets as far in a tenth of the time on the bugs we know; Hypothesis's own passes are for those that
-    we do not.  ``least``: programs per configuration, however many there are.  ``patience``: further searches on a
-    configuration on which some property has met no decisive step.  ``configurations``: how many are drawn per family,
-    beside those that are built in.  ``every``: properties that run programs again do so with every how manieth (see
-    ``harness.turns``).  ``asked``: the number of programs is not that of the profile of this name."""
+    we do not.  ``least``: programs per configuration, however many there are.  ``of_a_kind``: per kind of caches,
+    however few configurations have it.  ``patience``: further searches on a configuration on which some property has
+    met no decisive step.  ``configurations``: how many are drawn per family, beside those that are built in.
+    ``every``: properties that run programs again do so with every how manieth (see ``harness.turns``).  ``asked``: the
+    number of programs is not that of the profile of this name."""
 
     name: str
     programs: int
@@ -27,14 +30,17 @@ class Profile:
     remember: bool = False
     shrink: bool = True
     least: int = 8
+    of_a_kind: int = 0
     patience: int = 5
     configurations: int = 0
     every: int = 4
     asked: bool = False
 
-    def share(self, configurations: int) -> int:
-        """Programs on each of so many configurations, before anything is found."""
-        return max(self.least, -(-self.programs // configurations))
+    def shares(self, kinds: Sequence[str]) -> tuple[int, ...]:
+        """Programs on every configuration, before anything is found; ``kinds``: of their caches, one each."""
+        alike = Counter(kinds)
+        equal = max(self.least, -(-self.programs // max(1, len(kinds))))
+        return tuple(max(equal, -(-self.of_a_kind // alike[kind])) for kind in kinds)
 
     def settings(self, database: Path | None = None) -> settings:
         """Hypothesis settings, every one of them set.
@@ -68,10 +74,10 @@ PROFILES: dict[str, Profile] = {
     profile.name: profile
     for profile in (
         Profile(
-            "smoke", programs=24, operations=6, shrink=False, least=2, patience=1, configurations=1
+            "smoke", programs=24, operations=6, shrink=False, least=2, patience=0, configurations=1
         ),  # does it run at all?
-        Profile("quick", programs=104, operations=6, shrink=False, configurations=2),
-        Profile("ci", programs=400, operations=8, configurations=4),
-        Profile("nightly", programs=5000, operations=12, remember=True, configurations=12),
+        Profile("quick", programs=104, operations=6, shrink=False, least=6, of_a_kind=20, configurations=2),
+        Profile("ci", programs=400, operations=8, of_a_kind=120, configurations=4),
+        Profile("nightly", programs=5000, operations=12, of_a_kind=400, remember=True, configurations=12),
     )
 }

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import properties
-from harness.campaign import CampaignResult, FoundBug, run_campaign
+from harness.campaign import CampaignResult, FoundBug, run_campaign, shares_of
 from harness.execution import execute
 from harness.faults import OFFSET_MASK_WITH_IMAGES
 from harness.findings import Verdict
@@ -141,8 +141,7 @@ def measure(run: Run) -> dict[str, Any]:
         reference.use_device(run.device)
     profile = run.profile
     with closing(subject_of(run)) as subject:
-        count = len(subject.targets)
-        with _progress(run.name, profile.share(count) * count) as advance:
+        with _progress(run.name, sum(shares_of(subject.targets, profile))) as advance:
             result, control = _measure(run, subject.targets, advance)
         with INTERRUPTS.deferred():
             return _write(run, subject, result, control)

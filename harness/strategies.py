@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TypeVar
 
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from harness.operations import (
     Batch,
     BatchDecode,
     BatchForward,
+    Decode,
     Generation,
     Operation,
     Owner,
@@ -21,6 +23,7 @@ from harness.operations import (
     Rollback,
     SaveLoad,
     Snapshot,
+    TrimFront,
     Verify,
 )
 from harness.rules import QuantisedStorage
@@ -50,6 +53,10 @@ decode_times = st.integers(1, 8)
 trim_counts = weighted((7, st.integers(1, 12)), (2, st.integers(0, 64)), (1, st.just(10_000)))
 #: Few, so that the second finds something as well.
 two_trims = st.tuples(st.integers(1, 3), st.integers(1, 3))
+#: Sinks of both, or of one of them; most often of the second, which the first has left an odd place to count from.
+two_keeps = st.tuples(
+    weighted((2, st.just(0)), (1, st.integers(1, 4))), weighted((1, st.just(0)), (2, st.integers(1, 4)))
+)
 rollback_counts = weighted((6, st.integers(1, 6)), (2, st.integers(0, 32)), (1, st.just(10_000)))
 #: Of a rollback behind trims: of all keys that they left, or only of what came since?
 rewinds = weighted((3, st.just(False)), (1, st.just(True)))
@@ -74,6 +81,10 @@ slots = weighted((6, st.just(0)), (2, st.just(1)), (1, st.integers(2, 3)))
 storages: st.SearchStrategy[QuantisedStorage] = weighted(
     (3, st.just("int8")), (1, st.just("affine8")), (1, st.just("affine4"))
 )
+#: Is what is forked also kept in a slot?
+kept = st.booleans()
+#: Are rows quantised before they join a batch?
+quantised_first = weighted((4, st.just(False)), (1, st.just(True)))
 #: Does it start again first?
 freshly = st.booleans()
 #: What happens between a snapshot and its return.
@@ -81,6 +92,7 @@ detours = st.sampled_from(("chunk", "decode", "trim", "rollback", "enforce", "re
 times_back = st.integers(1, 2)
 
 Few = tuple[Operation, ...]
+Deep = tuple[TrimFront | Decode | Verify, ...]
 #: Done at once behind the first prefill: a snapshot, so that every later restore has something to give back, or a
 #: verify round, so that whatever follows stands where drafts were rejected.
 _early: st.SearchStrategy[Few] = weighted(
@@ -89,30 +101,40 @@ _early: st.SearchStrategy[Few] = weighted(
     (2, st.builds(lambda k, a: (Verify(k, min(a, k)),), st.integers(1, 6), st.integers(0, 6))),
     (1, st.just((Snapshot(0), Verify(4, 2)))),
 )
-#: Done at the end of a program, when its caches have been through most: what they hold is compared, which needs no
-#: forward; or all sequences meet in a batch, whatever they have become.
+#: What comes right before an operation on the whole state of a sequence, which is right in plain states more often than
+#: in those that only some sequence of operations leads to: a gap behind sinks, a ring that has turned, drafts
+#: rejected, a front trimmed.
+deep: st.SearchStrategy[Deep] = weighted(
+    (6, st.just(())),
+    (2, st.just((TrimFront(2, 2),))),
+    (3, st.builds(lambda times: (Decode(times),), st.integers(4, 9))),
+    (1, st.just((Verify(3, 1),))),
+    (1, st.just((TrimFront(3),))),
+)
+#: Done at the end of a program, behind one of the above, when its caches have been through most: what they hold is
+#: compared, which needs no forward; or all sequences meet in a batch, whatever they have become.
 _ends: tuple[Few, ...] = (
     (),
-    (SaveLoad(),),
-    (QuantizeCache("int8"), SaveLoad()),
-    (Reset(),),
-    (Restore(0), SaveLoad()),
+    (SaveLoad(), QuantizeCache("int8"), SaveLoad()),
+    (SaveLoad(), Reset()),
+    (SaveLoad(), Restore(0), SaveLoad()),
     (Restore(0),),
     (Batch((0, 1, 2)), BatchForward((2, 1)), BatchDecode(1)),
+    (QuantizeCache("int8"), QuantizeCache("int8", 1), Batch((0, 1)), BatchForward((2, 1))),
     # The first row goes back by less than it got, the second by more: what stood there it may have forgotten.
     (Batch((0, 1)), BatchForward((5, 1)), Rollback(3, 0), Rollback(3, 1), BatchDecode(1)),
     # The longer one leaves; whatever it does not take along the other may write over.
     (Batch((0, 1)), BatchForward((9, 1)), Batch((1,)), BatchDecode(5), Batch((1, 0)), BatchDecode(1)),
 )
 Frame = tuple[Few, Few]
-frames: st.SearchStrategy[Frame] = st.tuples(_early, st.sampled_from(_ends))
+frames: st.SearchStrategy[Frame] = st.tuples(_early, st.builds(operator.add, deep, st.sampled_from(_ends)))
 
 _ONE: tuple[Owner, ...] = ("pool",)
 #: Who owns the sequences of a program.
 owner_layouts: st.SearchStrategy[tuple[Owner, ...]] = weighted(
-    (8, st.just(_ONE)),
-    (7, st.just(("pool", "pool"))),
-    (4, st.just(("pool", "pool", "pool"))),
+    (6, st.just(_ONE)),
+    (8, st.just(("pool", "pool"))),
+    (5, st.just(("pool", "pool", "pool"))),
     (2, st.just(("pool", "model"))),
     (1, st.just(("model", "pool"))),
     (1, st.just(("model",))),

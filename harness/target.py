@@ -115,8 +115,8 @@ class CacheLengths:
 class CacheRows:
     """What one cache holds, by ascending position: keys and values as attention would get them, [B, H, n, D].
 
-    ``positions`` [n]: of a cache with a rule, which may hold more than is seen and less than the others; None where it
-    holds what the ledger says.
+    ``positions`` [n]: where they stand, as the cache itself says; one with a rule may hold more than is seen and less
+    than the others. None where it cannot tell: then they are taken for those of the ledger.
     """
 
     keys: np.ndarray[Any, Any]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import ClassVar
 
 from harness.execution import Execution
@@ -67,11 +68,12 @@ class KeysEqualLedgerLiveLength(Property):
                 if (cache.offset, cache.live_start, cache.live_len) != (state.offset, state.live_start, len(seen)):
                     yield Violation(step.index, _cache_message(step, sequence, layer, cache, state, len(seen)))
             for (layer, rule), rows in zip(layers, told.rows, strict=False):
-                if rule is None or rows.positions is None:
+                if rows.positions is None:
                     continue
-                missing = set(rule.seen_from(state.offset, told.held)).difference(rows.positions)
+                seen = told.held if rule is None else rule.seen_from(state.offset, told.held)
+                missing = set(seen).difference(rows.positions)
                 strange = set(rows.positions).difference(told.held)
-                if missing or strange or len(set(rows.positions)) != len(rows.positions):
+                if missing or strange or any(a >= b for a, b in pairwise(rows.positions)):
                     yield Violation(step.index, _positions_message(step, sequence, layer, missing, strange))
 
 
@@ -87,7 +89,8 @@ def _would_visit(step: Step) -> bool:
 
 
 def _positions_message(step: Step, sequence: int, layer: int, missing: set[int], strange: set[int]) -> str:
-    what = f"lacks position {min(missing)}, which the next token sees" if missing else "holds a position twice"
+    what = "does not hold its positions once each, in their order"
+    what = f"lacks position {min(missing)}, which the next token sees" if missing else what
     what = f"holds position {min(strange)}, which the ledger does not" if strange else what
     return f"layer {layer}: the cache of sequence {sequence} {what}, after {step.operation.text()}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -10,6 +11,7 @@ from harness.comparison import compare_bytes
 from harness.execution import Execution
 from harness.findings import Violation
 from harness.judging import Judgement, Property, nothing_is_removed
+from harness.rules import CacheRule
 from harness.steps import Step
 from harness.target import CacheRows, Capability, Target
 from harness.telling import Told
@@ -36,7 +38,7 @@ class CachedRowsStayWhatTheyWere(Property):
         for sequence, (old, new) in enumerate(zip(before, step.told, strict=True)):
             if sequence == step.replaced or old.state.storage != new.state.storage:
                 continue  # other tokens stand at its positions now, or their rows have been quantised
-            if not set(old.held).intersection(new.held) or not _comparable(old, new):
+            if not set(old.held).intersection(new.held) or not _comparable(run, old, new):
                 continue
             looked += 1
             worst = self._first_difference(run, step, sequence, old, new)
@@ -47,8 +49,9 @@ class CachedRowsStayWhatTheyWere(Property):
 
     @staticmethod
     def _first_difference(run: Execution, step: Step, sequence: int, old: Told, new: Told) -> Violation | None:
-        for layer, a, b in zip(run.target.attention_layers, old.rows, new.rows, strict=False):
-            before, after = _positions(old, a), _positions(new, b)
+        layers = zip(run.target.attention_layers, run.target.rules, old.rows, new.rows, strict=False)
+        for layer, rule, a, b in layers:
+            before, after = _positions(rule, old, a), _positions(rule, new, b)
             kept = np.intersect1d(before, after)
             if not kept.size:
                 continue  # without a row the other axes say nothing
@@ -67,15 +70,16 @@ class CachedRowsStayWhatTheyWere(Property):
         return None
 
 
-def _comparable(old: Told, new: Told) -> bool:
-    """As many rows as positions on both sides? If not, keys_equal_ledger_live_length says so."""
+def _comparable(run: Execution, old: Told, new: Told) -> bool:
+    """As many rows as positions on both sides, and these in order? If not, keys_equal_ledger_live_length says so."""
     return all(
-        rows.keys.shape[-2] == rows.values.shape[-2] == len(_positions(told, rows))
+        rows.keys.shape[-2] == rows.values.shape[-2] == len(positions) and all(a < b for a, b in pairwise(positions))
         for told in (old, new)
-        for rows in told.rows
+        for rule, rows in zip(run.target.rules, told.rows, strict=False)
+        for positions in [_positions(rule, told, rows)]
     )
 
 
-def _positions(told: Told, rows: CacheRows) -> tuple[int, ...]:
-    """Of the rows that one cache holds, ascending."""
-    return told.held if rows.positions is None else rows.positions
+def _positions(rule: CacheRule | None, told: Told, rows: CacheRows) -> tuple[int, ...]:
+    """Of the rows that one cache holds, ascending: those of the ledger, unless it forgets by a rule."""
+    return told.held if rule is None or rows.positions is None else rows.positions

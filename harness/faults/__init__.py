@@ -8,6 +8,7 @@ from harness.faults import (
     batches,
     blocks,
     copies,
+    deep,
     image_outputs,
     images,
     kernels,
@@ -35,6 +36,7 @@ FAULTS: tuple[Fault, ...] = (
     + kinds.FAULTS
     + blocks.FAULTS
     + quantised.FAULTS
+    + deep.FAULTS
     + kernels.FAULTS
     + batches.FAULTS
     + batch_models.FAULTS

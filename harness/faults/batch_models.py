@@ -9,7 +9,7 @@ from mlx import nn
 
 from harness.faults.model import Fault
 from harness.faults.patching import both, replacing
-from reference_models import layers, mistral4, rope
+from reference_models import latent, layers, mistral4, rope
 from reference_models.engine import masks
 
 _CONTENT = "mask_shows_exactly_the_visible_set"
@@ -213,7 +213,10 @@ FAULTS: tuple[Fault, ...] = (
         "batch-absorbed-decode-loses-the-mask",
         "in MLA's form for one token the scores of the rotated part take the place of the mask",
         _SOLO,
-        replacing(mistral4.LatentAttention, "_attend_absorbed", _loses_the_mask),
+        both(
+            replacing(mistral4.LatentAttention, "_attend_absorbed", _loses_the_mask),
+            replacing(latent.LatentAttention, "_attend_absorbed", _loses_the_mask),
+        ),
         shown_on=_caches_latents,
         layer="attention",
     ),
@@ -259,6 +262,7 @@ VARIATIONS: tuple[Fault, ...] = (
                 "__call__",
                 _one_mask_each_head(lambda self: self.config.num_attention_heads),
             ),
+            replacing(latent.LatentAttention, "__call__", _one_mask_each_head(lambda self: self.sizes.heads)),
         ),
     ),
 )

@@ -69,14 +69,14 @@ def _keeps_a_rejected_row() -> Plant:
             removed: int = original(self, n)
             if removed:
                 row = slice(self.live_len, self.live_len + 1)
-                self.rejected = keys[:, :, row], values[:, :, row]
+                self.rejected = self.offset, (keys[:, :, row], values[:, :, row])
             return removed
 
         return rollback
 
     def write(cache: Any, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        stale, cache.rejected = getattr(cache, "rejected", None), None
-        if stale is None:
+        (where, stale), cache.rejected = getattr(cache, "rejected", None) or (None, ()), None
+        if where != cache.offset:  # a reset in between, say
             return keys, values
         return tuple(
             mx.concatenate([old, new[:, :, 1:]], axis=2) for old, new in zip(stale, (keys, values), strict=True)

@@ -17,7 +17,7 @@ _SAVED = "save_and_load_change_nothing"
 _MEMORY = "memory_is_given_back"
 
 
-def _loading(
+def loading(
     change: Callable[[dict[str, mx.array], dict[str, Any]], None],
 ) -> Callable[[], AbstractContextManager[None]]:
     """Changes what a cache is made of when it is read from a file."""
@@ -146,21 +146,21 @@ FAULTS: tuple[Fault, ...] = (
         "file-forgets-live-start",
         "a cache that was read from a file counts its positions from 0",
         _SAVED,
-        _loading(_only_the_live_length),
+        loading(_only_the_live_length),
         layer="cache",
     ),
     Fault(
         "file-forgets-the-dtype",
         "rows come back from a file in half precision",
         _SAVED,
-        _loading(_half_precision),
+        loading(_half_precision),
         layer="cache",
     ),
     Fault(
         "file-forgets-int8",
         "an Int8 cache comes back from a file as one of rows, with the same numbers in it",
         _SAVED,
-        _loading(_no_longer_int8),
+        loading(_no_longer_int8),
         layer="cache",
     ),
     Fault(

@@ -74,6 +74,7 @@ def family_record(
             "programs": result.profile.programs,
             "rules": result.profile.operations,
             "least": result.profile.least,
+            "of_a_kind": result.profile.of_a_kind,
             "patience": result.profile.patience,
             "configurations": result.profile.configurations,
             "remember": result.profile.remember,

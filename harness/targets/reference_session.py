@@ -164,11 +164,9 @@ class ReferenceSession:
         held = [[_floats(side) for side in sides] for sides in self._pool.rows_of(self._ids[sequence])]
         mx.eval(held)  # at once, which is cheaper than one by one
         rows = [tuple(map(np.array, sides)) for sides in held]
-        if not any(self._ruled):
-            return tuple(CacheRows(keys, values) for keys, values in rows)
         places = self._pool.positions_of(self._ids[sequence])
         return tuple(
-            _by_position(keys, values, where) if ruled else CacheRows(keys, values)
+            _by_position(keys, values, where) if ruled else CacheRows(keys, values, tuple(np.array(where).tolist()))
             for ruled, (keys, values), where in zip(self._ruled, rows, places, strict=True)
         )
 

@@ -49,7 +49,9 @@ def found_trace(family: str, path: str, seed: int) -> Trace:
 def test_the_offset_mask_is_found_and_its_trace_replays(
     family: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = found_trace(family, path, 4)
+    # Of a single token nobody needs a mask once its width is right, and a replay then has nothing to judge.
+    traces = (found_trace(family, path, seed) for seed in range(4, 12))
+    made = next(trace for trace in traces if isinstance(trace.program.operations[-1], (Prefill, Chunk)))
     assert made.file_name.startswith("mask_key_axis-drawn-1-")
     file = tmp_path / made.file_name
     file.write_text(made.to_text())

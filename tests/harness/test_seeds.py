@@ -135,7 +135,7 @@ def test_a_profile_sets_everything_that_ci_would_change(profile: Profile, tmp_pa
     assert (Phase.shrink in made.phases) == profile.shrink and (Phase.reuse in made.phases) == profile.remember
     assert Phase.explicit not in made.phases and Phase.explain not in made.phases
     assert profile.settings().database is None
-    assert profile.least >= 1 and profile.patience >= 1
+    assert profile.least >= 1 and profile.patience >= (profile.name != "smoke")
 
 
 def test_the_example_database_remembers_what_failed(tmp_path: Path) -> None:

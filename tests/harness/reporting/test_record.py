@@ -76,6 +76,7 @@ def test_the_budget_is_that_of_the_profile(make: Record) -> None:
         "programs": 15,
         "rules": 6,
         "least": 8,
+        "of_a_kind": 0,
         "patience": 5,
         "configurations": 0,
         "remember": False,
