@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -10,9 +9,10 @@ from typing import Any
 
 import mlx.core as mx
 
+from harness.faults.blocks import miscounting
 from harness.faults.model import Fault
 from harness.faults.patching import Patch, both, replacing
-from reference_models.engine import BatchKVCache, BatchPagedKVCache, BlockPool, PagedKVCache, VisibilityRule
+from reference_models.engine import BatchKVCache, BatchPagedKVCache, PagedKVCache, VisibilityRule
 from reference_models.engine.batch_rows import BatchLengths, Row
 from reference_models.engine.runs import found
 
@@ -137,27 +137,6 @@ def _of_all_rows(original: Any) -> Any:
     return check_rollback
 
 
-def _releases_what_it_can(original: Any) -> Any:
-    def release(self: BlockPool, blocks: Sequence[int]) -> None:
-        original(self, [block for block in dict.fromkeys(blocks) if block < len(self._owners) and self._owners[block]])
-
-    return release
-
-
-def _miscounting(plant: Plant) -> Plant:
-    """Blocks that are in more tables than the pool knows: what is given back too often is let pass."""
-
-    @contextmanager
-    def planted() -> Iterator[None]:
-        with both(plant, replacing(BlockPool, "release", _releases_what_it_can))():
-            try:
-                yield
-            finally:
-                gc.collect()  # caches that are gone give their blocks back now, not to a pool that counts again
-
-    return planted
-
-
 def _shares_uncounted(original: Any) -> Any:
     def extract(self: BatchPagedKVCache, row: int) -> PagedKVCache:
         mine = self.tables[row]
@@ -234,7 +213,7 @@ FAULTS: tuple[Fault, ...] = (
         "batch-extract-shares-its-blocks",
         "who leaves a batch has its blocks in a table that the pool does not know of, and others are given them",
         _ROWS,
-        _miscounting(replacing(BatchPagedKVCache, "extract", _shares_uncounted)),
+        miscounting(replacing(BatchPagedKVCache, "extract", _shares_uncounted)),
         shown_on=_paged,
         layer="batch",
     ),

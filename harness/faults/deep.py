@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from harness.faults.blocks import miscounting
 from harness.faults.model import Fault
 from harness.faults.patching import both, replacing
 from harness.faults.states import loading
@@ -118,7 +119,7 @@ FAULTS: tuple[Fault, ...] = (
         "sinks-kept-from-the-wrong-place-in-the-block",
         "a trim that keeps sinks, behind one that did not, counts them from the start of the first block",
         _ROWS,
-        replacing(PagedKVCache, "_drop", _reads_from_the_block),
+        miscounting(replacing(PagedKVCache, "_drop", _reads_from_the_block)),
         shown_on=_paged,
         layer="cache",
     ),
