@@ -91,7 +91,7 @@ class MlxVlmTarget:
 
     @functools.cached_property
     def capabilities(self) -> frozenset[Capability]:
-        lacks = LACKS | {Capability.BATCH if self.path == "images" else Capability.IMAGES}
+        lacks = LACKS | ({Capability.IMAGES} if self.path == "text" else set())
         if not self._rotates:
             lacks |= {Capability.POSITIONS}
         return frozenset(Capability) - lacks
@@ -229,7 +229,7 @@ def limits(target: MlxVlmTarget) -> tuple[str, ...]:
     if target.path == "images":
         said += [
             "what the vision tower makes of a picture is taken as it is",
-            "no batches: the library never has rows that read a prompt beside others that are behind theirs",
+            "rows that read a prompt beside others behind theirs, which the library never has, are given their ids",
             "a rollback into a prompt, which the library never does, takes its ids cut there",
         ]
     else:

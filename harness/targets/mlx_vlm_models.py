@@ -38,9 +38,8 @@ class VisionFamily(Family):
     def images(self) -> ImageFormat:
         vision = self.config["vision_config"]
         pixels = vision["in_channels"] * vision["temporal_patch_size"] * vision["patch_size"] ** 2
-        tokens = (self.config[f"{name}_token_id"] for name in ("image", "video"))
-        start = self.config["vision_start_token_id"]
-        return ImageFormat(*tokens, vision["spatial_merge_size"], pixels, self.frames_apart, start)
+        image, video, start = (self.config[f"{name}_token_id"] for name in ("image", "video", "vision_start"))
+        return ImageFormat(image, video, vision["spatial_merge_size"], pixels, self.frames_apart, start)
 
 
 FAMILIES, WITHOUT_ENTRY = catalogue(Path(__file__).parent / "mlx_vlm_families", VisionFamily)
@@ -70,6 +69,18 @@ def probe() -> Probe:
         return position_ids if position_ids.ndim == 3 else mx.broadcast_to(position_ids, (3, *position_ids.shape))
 
     return Probe([PositionHook(rotary, "__call__", "mrope", ids)])
+
+
+@functools.lru_cache(maxsize=1)
+def batching() -> Any:
+    """Where ``BatchGenerator`` lives, with the functions by which it takes apart and joins what prompts were read as.
+    NotInstalled in a release without them."""
+    module = _module("generate.ar")
+    wanted = [f"_prompt_kwarg_{name}" for name in ("batch_size", "row")] + ["_concat_prompt_kwarg_rows"]
+    wanted += [f"_{verb}_sequence_aligned_prompt_kwarg" for verb in ("is", "pad", "slice")]
+    if lacking := [name for name in wanted if not hasattr(module, name)]:
+        raise NotInstalled(f"mlx-vlm {version()} batches otherwise: it has no generate.ar.{lacking[0]}")
+    return module
 
 
 class Caches:
@@ -114,7 +125,8 @@ def build(model_type: str, variant: str, seed: int) -> Any:
             fan_in = np.prod(array.shape[1:]) if array.ndim > 3 else array.shape[-1]
             drawn.append((name, mx.array(noise / np.sqrt(fan_in, dtype=np.float32))))
         else:
-            drawn.append((name, array.astype(mx.float32) + mx.array(0.1 * noise)))
+            centre = mx.zeros_like(array) if str(name).endswith("bias") else array  # constructors draw biases
+            drawn.append((name, centre.astype(mx.float32) + mx.array(0.1 * noise)))
     model.update(tree_unflatten(drawn))
     model.eval()
     mx.eval(model.parameters())
@@ -127,6 +139,7 @@ __all__ = [
     "NotInstalled",
     "UnknownFamily",
     "VisionFamily",
+    "batching",
     "build",
     "probe",
     "variants",

@@ -1,10 +1,13 @@
 """A session on a model of mlx-vlm: the library reads the prompt, with its images, and its language half is called as
 its own generation calls it.
 
-A prompt is read whole by ``get_input_embeddings``, and its chunks are given what came of it, position ids and all, as
-``generate_step`` does. Behind the prompt a pool of one sequence gives tokens alone, as ``generate_step`` does too, so
-that all rests on what the model object has kept. Where several sequences share a model nothing can be kept there, and
-each is given its own RoPE delta, as ``GenerationBatch`` does.
+A prompt is read whole by ``get_input_embeddings``. What follows depends on how many sequences there are, since a model
+object keeps the RoPE delta of one.
+
+* One: as ``generate_step``. Chunks of the prompt are given all that came of reading it, and the model takes its part;
+  behind the prompt come tokens alone, so that all rests on what the model object has kept.
+* Several: as ``BatchGenerator``, by whose functions the rows of a forward get their part of what was read, padded at
+  the right; behind its prompt every row is given its own delta.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from harness.operations import Owner
 from harness.target import CopyObservation, ForwardObservation, PromptInput, RemovalObservation
 from harness.targets import mlx_lm_caches as held
 from harness.targets.mlx_lm_session import Library, LibrarySession
-from harness.targets.mlx_vlm_models import Caches, probe
+from harness.targets.mlx_vlm_models import Caches, batching, probe
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +68,34 @@ def read_images(model: Any, prompt: PromptInput) -> Reading:
     return read(model, prompt.tokens, pixels, media)
 
 
+Span = tuple[Reading, int, int]
+"""A prompt, from which token on a forward takes of it, and how many."""
+
+
+def joined(rows: Sequence[Span]) -> dict[str, Any]:
+    """What a forward of several rows is given, each with its part of a prompt, padded at the right: as
+    ``BatchGenerator`` joins those of prompts whose beginnings are cached (``_build_mixed_prompt_batch``)."""
+    library, longest = batching(), max(count for _, _, count in rows)
+    embeddings = [
+        mx.pad(reading.embeddings[:, start : start + count], [(0, 0), (0, longest - count), (0, 0)])
+        for reading, start, count in rows
+    ]
+    once: dict[str, Any] = {}
+    by_row: dict[str, list[mx.array]] = {}
+    for number, (reading, start, count) in enumerate(rows):
+        for name, value in reading.given.items():
+            if not isinstance(value, mx.array) or library._prompt_kwarg_batch_size(name, value) < 1:
+                once.setdefault(name, value)
+                continue
+            mine = library._prompt_kwarg_row(name, value, number, len(rows))
+            if library._is_sequence_aligned_prompt_kwarg(name, mine, len(reading.tokens)):
+                mine = library._slice_sequence_aligned_prompt_kwarg(name, mine, start=start, stop=start + count)
+                mine = library._pad_sequence_aligned_prompt_kwarg(name, mine, longest, left=False)
+            by_row.setdefault(name, []).append(mine)
+    together = {name: library._concat_prompt_kwarg_rows(name, values) for name, values in by_row.items()}
+    return {"inputs_embeds": mx.concatenate(embeddings), **once, **together}
+
+
 class _LanguageModel:
     """The language half of a model, called with what the next forward is given."""
 
@@ -96,10 +127,9 @@ class VisionSession(LibrarySession):
             return ForwardObservation(tuple(tokens), None, error=f"{type(failure).__name__}: {failure}")
         return super().forward(sequence, tokens)
 
-    def _given(self, sequence: int, tokens: Sequence[int], prompt: PromptInput | None) -> dict[str, Any]:
-        """Beside the tokens of the next forward of a sequence."""
-        offset, reading = self.lengths(sequence)[0].offset, self._readings[sequence]
-        end = offset + len(tokens)
+    def _reading(self, sequence: int, offset: int, tokens: Sequence[int], prompt: PromptInput | None) -> Reading:
+        """Of what a sequence has been told and is told now, all that is its prompt."""
+        reading, end = self._readings[sequence], offset + len(tokens)
         if prompt is not None:
             reading = read_images(self._whole, prompt)
         if offset == 0 and prompt is None:
@@ -108,22 +138,46 @@ class VisionSession(LibrarySession):
         if offset < len(reading.tokens) < end:  # the prompt turns out to be longer
             reading = read(self._whole, (*reading.tokens[:offset], *tokens), reading.pixels, reading.media)
         self._readings[sequence] = reading
-        if end <= len(reading.tokens):
-            self._model_knows = True
-            return {"inputs_embeds": reading.embeddings[:, offset:end], **reading.given}
-        if self._alone and self._model_knows:
-            return {}
-        self._model_knows = True
-        return reading.delta
+        return reading
+
+    def _given(self, sequence: int, tokens: Sequence[int], prompt: PromptInput | None) -> dict[str, Any]:
+        """Beside the tokens of the next forward of a sequence by itself."""
+        offset = self.lengths(sequence)[0].offset
+        reading = self._reading(sequence, offset, tokens, prompt)
+        knows, self._model_knows = self._model_knows, True
+        if offset >= len(reading.tokens):
+            return {} if self._alone and knows else reading.delta
+        if self._alone:
+            return {"inputs_embeds": reading.embeddings[:, offset : offset + len(tokens)], **reading.given}
+        return joined([(reading, offset, len(tokens))])
 
     def forward_batch(self, tokens: Sequence[Sequence[int]]) -> tuple[ForwardObservation, ...]:
-        """Every row is given its delta; one without a prompt reads its tokens as text, whose delta is 0."""
-        for row, new in zip(self._rows, tokens, strict=True):
-            if self._readings[row] is None:
-                self._readings[row] = read(self._whole, new)
-        deltas = [reading.delta for row in self._rows if (reading := self._readings[row]) is not None]
-        self._language.given = {name: mx.concatenate([delta[name] for delta in deltas]) for name in deltas[0]}
+        try:
+            self._language.given = self._given_to_rows(tokens)
+        except Exception as failure:  # as in forward
+            error = f"{type(failure).__name__}: {failure}"
+            return tuple(ForwardObservation(tuple(row), None, error=error) for row in tokens)
         return super().forward_batch(tokens)
+
+    def _given_to_rows(self, tokens: Sequence[Sequence[int]]) -> dict[str, Any]:
+        rows: list[Span] = []
+        for row, new in zip(self._rows, tokens, strict=True):
+            offset = self.lengths(row)[0].offset
+            rows.append((self._reading(row, offset, new, None), offset, len(new)))
+        if any(offset < len(reading.tokens) for reading, offset, _ in rows):
+            return joined([self._as_a_prompt(row, new) for row, new in zip(rows, tokens, strict=True)])
+        deltas = [reading.delta for reading, _, _ in rows]
+        return {name: mx.concatenate([delta[name] for delta in deltas]) for name in deltas[0]}
+
+    def _as_a_prompt(self, row: Span, tokens: Sequence[int]) -> Span:
+        """A row that is behind its prompt, as if its tokens were one: with the ids that its delta makes."""
+        reading, offset, count = row
+        if offset < len(reading.tokens):
+            return row
+        text = read(self._whole, tokens)
+        delta = reading.delta.get("rope_deltas")
+        ids = {} if delta is None else {"position_ids": text.given["position_ids"] + (offset + delta)}
+        return Reading(text.tokens, text.embeddings, {**text.given, **ids, **reading.delta}), 0, count
 
     def _trimmed(self, caches: list[Any], n: int) -> RemovalObservation:
         """By the ``trim`` of every cache, as the library goes back to a prefix."""
