@@ -5,10 +5,10 @@ from mlx_vlm.generate.ar import PromptProcessingBatch
 from mlx_vlm.models.qwen3_vl import Model, ModelConfig, TextConfig, VisionConfig
 
 rope = {"type": "default", "mrope_section": [2, 1, 1]}
-text = TextConfig("qwen3_vl_text", 2, 32, 48, 4, 1e-5, 40, 2, 8, 1e4, 64, rope_scaling=rope)
+text = TextConfig("text", 2, 32, 48, 4, 1e-5, 40, 2, 8, 1e4, 64, rope_scaling=rope)
 tower = {"depth": 2, "hidden_size": 16, "intermediate_size": 24, "out_hidden_size": 32, "num_heads": 2, "patch_size": 2}
 vision = VisionConfig(**tower, deepstack_visual_indexes=[0, 1])
-model = Model(ModelConfig(text, vision, "qwen3_vl", image_token_id=37, video_token_id=38, vision_start_token_id=39))
+model = Model(ModelConfig(text, vision, "vl", image_token_id=37, video_token_id=38, vision_start_token_id=39))
 ids, grid = [1, 39, 37, 37, 37, 37, 37, 37, 2, 3], mx.array([[1, 4, 6]])
 read = model.get_input_embeddings(mx.array([ids]), mx.random.normal((24, 24)), image_grid_thw=grid).to_dict()
 embeddings = read.pop("inputs_embeds")

@@ -4,10 +4,10 @@ import mlx.core as mx
 from mlx_vlm.models.qwen3_vl_moe import Model, ModelConfig, TextConfig, VisionConfig
 
 rope = {"type": "default", "mrope_section": [2, 1, 1]}
-text = TextConfig("qwen3_vl_moe_text", 2, 32, 48, 4, 4, 2, 1, [], 16, 1e-5, 40, 2, 8, 1e4, 64, rope_scaling=rope)
+text = TextConfig("text", 2, 32, 48, 4, 4, 2, 1, [], 16, 1e-5, 40, 2, 8, 1e4, 64, rope_scaling=rope)
 tower = {"depth": 2, "hidden_size": 16, "intermediate_size": 24, "out_hidden_size": 32, "num_heads": 2, "patch_size": 2}
 vision = VisionConfig(**tower, deepstack_visual_indexes=[0, 1])
-model = Model(ModelConfig(text, vision, "qwen3_vl_moe", image_token_id=37, video_token_id=38, vision_start_token_id=39))
+model = Model(ModelConfig(text, vision, "vl", image_token_id=37, video_token_id=38, vision_start_token_id=39))
 ids, grid = mx.array([[39, 37, 39, 38, 1]]), mx.array([[1, 2, 2]])
 image, video = mx.random.normal((4, 24)), mx.random.normal((4, 24))
 try:

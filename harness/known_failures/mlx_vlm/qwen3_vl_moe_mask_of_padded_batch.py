@@ -5,8 +5,8 @@ from mlx_vlm.models.cache import make_prompt_cache
 from mlx_vlm.models.qwen3_vl_moe import Model, ModelConfig, TextConfig, VisionConfig
 
 rope = {"type": "default", "mrope_section": [2, 1, 1]}
-text = TextConfig("qwen3_vl_moe_text", 2, 32, 48, 4, 4, 2, 1, [], 16, 1e-5, 40, 2, 8, 1e4, 64, rope_scaling=rope)
-model = Model(ModelConfig(text, VisionConfig(depth=1), "qwen3_vl_moe")).language_model
+text = TextConfig("text", 2, 32, 48, 4, 4, 2, 1, [], 16, 1e-5, 40, 2, 8, 1e4, 64, rope_scaling=rope)
+model = Model(ModelConfig(text, VisionConfig(depth=1), "vl")).language_model
 deltas, alone = mx.zeros((2, 1), mx.int32), [make_prompt_cache(model) for _ in range(2)]
 model(mx.array([[1, 2, 3]]), cache=alone[0])  # the cached beginning of one prompt; the other has none
 batch = [rows[0].merge(list(rows)) for rows in zip(*alone, strict=True)]
