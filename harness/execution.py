@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from harness.acting import copy_state, remove_keys
-from harness.images import prompt_input, token_ids
+from harness.images import placed_for, prompt_input, token_ids
 from harness.ledger import Append, PoolLedger, SequenceLedger
 from harness.media import places, runs
 from harness.operations import (
@@ -189,7 +189,7 @@ class Execution:
             raise ValueError(f"{operation.text()}: {self.target.identity.full_name} takes no images")
         if ledger.begun:
             raise ValueError(f"{operation.text()} has images, but is not the first forward of its sequence")
-        index, media = operation.sequence, operation.media
+        index, media = operation.sequence, placed_for(operation.media, images)
         number, vocab_size = self._processed[index], self.target.vocab_size
         prompt = prompt_input(index, media, operation.tokens, vocab_size, images, number)
         placed = tuple(run.positions for run in runs(media, images.frames_apart))

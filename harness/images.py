@@ -6,6 +6,7 @@ Everything is a function of the sequence's number and of the operation, so ``Pre
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,10 @@ def token_ids(
 
     They depend on how many tokens the sequence has processed, not on their position: after a rollback the same
     position gets another token, so a stale row cannot pass for a fresh one.  A multiplicative hash spreads them over
-    the vocabulary, less the tokens that stand for images.
+    the vocabulary, less the tokens that stand for images or in front of them.
     """
-    placeholders = sorted({images.image_token, images.video_token}) if images else []
+    special = {images.image_token, images.video_token, images.start_token} if images else set()
+    placeholders = sorted(token for token in special if token is not None)
     ids = []
     for number in range(start, start + count):
         spread = ((sequence + 1) * 0x9E3779B1 + number * 0x85EBCA6B + (number >> 3) * 0xC2B2AE35) & 0xFFFFFFFF
@@ -39,13 +41,20 @@ def token_ids(
     return tuple(ids)
 
 
+def placed_for(media: Sequence[Media], images: ImageFormat) -> tuple[Media, ...]:
+    """Where they stand in a prompt of this target: one further each where a token must stand in front of the first."""
+    moved = bool(media) and images.start_token is not None and media[0].at == 0
+    return tuple(replace(each, at=each.at + 1) for each in media) if moved else tuple(media)
+
+
 def prompt_input(
     sequence: int, media: Sequence[Media], count: int, vocab_size: int, images: ImageFormat, start: int = 0
 ) -> PromptInput:
     """The prompt of a sequence: ``count`` tokens, or up to the end of its last image where that is further.
 
     ``start``: how many tokens the sequence has processed before (it was reset). Text and pixels are then others.
-    Raises MediaError, before anything is made, for images that would need absurdly much memory.
+    ``media``: as ``placed_for`` puts them. Raises MediaError, before anything is made, for images that would need
+    absurdly much memory.
     """
     check_size(media, images)
     placed = runs(media, images.frames_apart)
@@ -53,6 +62,8 @@ def prompt_input(
     for run in placed:
         token = images.video_token if run.video else images.image_token
         tokens[run.start : run.positions.stop] = [token] * len(run.positions)
+        if images.start_token is not None:
+            tokens[run.start - 1] = images.start_token
     stills = [each for each in media if not each.frames]
     videos = [each for each in media if each.frames]
     return PromptInput(

@@ -33,13 +33,16 @@ Path = Literal["text", "images"]
 @dataclass(frozen=True)
 class ImageFormat:
     """How a target wants its images: the ids of the tokens that stand for them, ``merge`` x ``merge`` patches to a
-    token, ``patch_pixels`` numbers to a patch; ``frames_apart``: a text token lies between the frames of a video."""
+    token, ``patch_pixels`` numbers to a patch; ``frames_apart``: a text token lies between the frames of a video.
+    ``start_token``: what must stand in front of each of their grids, so that none stands at position 0; None: nothing
+    need."""
 
     image_token: int
     video_token: int
     merge: int
     patch_pixels: int
     frames_apart: bool
+    start_token: int | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 FOLDER = Path(__file__).parent / "mlx_lm_families"
 PLAIN = "tiny"
@@ -35,19 +35,23 @@ class Family:
     pending: str = ""
 
 
-def _read(path: Path) -> Family:
+Kind = TypeVar("Kind", bound=Family)
+
+
+def _read(path: Path, kind: type[Kind]) -> Kind:
     data = tomllib.loads(path.read_text())
     data["windows"] = tuple(window or None for window in data.get("windows", ()))  # TOML has no null: 0
     data["calls"] = tuple((layer, cache) for layer, cache in data.get("calls", ()))
     data["limits"] = tuple(data.get("limits", ()))
-    return Family(path.stem.partition("+")[2] or PLAIN, **data)
+    return kind(path.stem.partition("+")[2] or PLAIN, **data)
 
 
-def _catalogue() -> tuple[dict[str, tuple[Family, ...]], dict[str, str]]:
-    families: dict[str, tuple[Family, ...]] = {}
+def catalogue(folder: Path, kind: type[Kind]) -> tuple[dict[str, tuple[Kind, ...]], dict[str, str]]:
+    """Every configuration in a folder, by model type; and of those model types that cannot be judged yet, why."""
+    families: dict[str, tuple[Kind, ...]] = {}
     pending: dict[str, str] = {}
-    for path in sorted(FOLDER.glob("*.toml"), key=lambda path: path.stem):
-        family, model_type = _read(path), path.stem.partition("+")[0]
+    for path in sorted(folder.glob("*.toml"), key=lambda path: path.stem):
+        family, model_type = _read(path, kind), path.stem.partition("+")[0]
         if family.pending:
             pending[model_type] = family.pending
         else:
@@ -55,5 +59,4 @@ def _catalogue() -> tuple[dict[str, tuple[Family, ...]], dict[str, str]]:
     return families, pending
 
 
-FAMILIES, WITHOUT_ENTRY = _catalogue()
-"""Every configuration by model type; and of those model types that cannot be judged yet, why."""
+FAMILIES, WITHOUT_ENTRY = catalogue(FOLDER, Family)

@@ -6,7 +6,8 @@ consecutive positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -17,18 +18,28 @@ from harness.oracle import Expected, History
 Shown = Callable[[int | None], np.ndarray[Any, Any]]
 
 
-def cache_free(history: History, forward: Callable[[mx.array, Shown, int], mx.array]) -> Expected:
-    """``forward(tokens [1, L], shown, offset)`` gives logits [1, L, vocab]; ``shown(window)`` [L, L] is what a layer
-    with this window may see, ``offset`` the position of the first token.
+@dataclass(frozen=True, eq=False)
+class PathOfTokens:
+    """Consecutive positions from ``first`` on. ``rows``: where its tokens stand in the History; ``slots``: where they
+    stand in ``tokens`` [L], int32; ``shown(window)`` [L, L]: what a layer with this window may see.
 
     A position that nobody sees (it was trimmed before anything rested on it) is filled with a token that sees itself.
     """
+
+    tokens: np.ndarray[Any, Any]
+    rows: np.ndarray[Any, Any]
+    slots: np.ndarray[Any, Any]
+    shown: Shown
+    first: int
+
+
+def paths_of(history: History) -> Iterator[PathOfTokens]:
+    """As few as hold every token."""
     count = len(history.tokens)
     rests = np.zeros((count, count), bool)  # on whom a token rests, itself included
     for row in range(count):
         rests[row] = rests[history.visible[row]].any(axis=0)
         rests[row, row] = True
-    logits: np.ndarray[Any, Any] | None = None
     left = np.ones(count, bool)
     while left.any():
         rows = np.flatnonzero(rests[np.flatnonzero(left)[-1]])
@@ -43,10 +54,22 @@ def cache_free(history: History, forward: Callable[[mx.array, Shown, int], mx.ar
             seen[np.ix_(slots, slots)] = history.shown(window)[np.ix_(rows, rows)]
             return seen
 
-        out = np.array(forward(mx.array(tokens[None]), shown, first)[0].astype(mx.float32))
-        if logits is None:
-            logits = np.zeros((count, out.shape[-1]), np.float32)
-        logits[rows] = out[slots]
+        yield PathOfTokens(tokens, rows, slots, shown, first)
         left[rows] = False
+
+
+def expected_of(history: History, forward: Callable[[PathOfTokens], mx.array]) -> Expected:
+    """``forward`` gives logits [1, L, vocab] of a path."""
+    logits: np.ndarray[Any, Any] | None = None
+    for path in paths_of(history):
+        out = np.array(forward(path)[0].astype(mx.float32))
+        if logits is None:
+            logits = np.zeros((len(history.tokens), out.shape[-1]), np.float32)
+        logits[path.rows] = out[path.slots]
     assert logits is not None
     return Expected(logits)
+
+
+def cache_free(history: History, forward: Callable[[mx.array, Shown, int], mx.array]) -> Expected:
+    """``forward(tokens [1, L], shown, offset)`` gives logits [1, L, vocab]; ``offset``: position of the first token."""
+    return expected_of(history, lambda path: forward(mx.array(path.tokens[None]), path.shown, path.first))

@@ -18,6 +18,7 @@ from harness.target import Path, Target
 KINDS = {
     "reference": "harness.targets.reference",
     "mlx_lm": "harness.targets.mlx_lm",
+    "mlx_vlm": "harness.targets.mlx_vlm",
     "wire": "harness.targets.wire",
 }
 LIMIT = 60.0

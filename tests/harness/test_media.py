@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.images import prompt_input, token_ids
+from harness.images import placed_for, prompt_input, token_ids
 from harness.ledger import SequenceLedger
 from harness.media import MAX_MEDIA, MAX_SIDE, Media, MediaError, check_media, media_from_json, places, runs
 from harness.operations import MAX_TOKENS, Chunk, OperationError, Prefill, Program, operation_from_json
@@ -184,3 +184,15 @@ def test_text_never_stands_for_an_image(sequence: int, start: int, count: int, v
     images = ImageFormat(vocab - 1, 1, 2, 5, True)
     ids = token_ids(sequence, count, start, vocab, images)
     assert all(0 <= each < vocab and each not in (vocab - 1, 1) for each in ids)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_target_may_want_a_token_in_front_of_every_grid(apart: bool) -> None:
+    images = ImageFormat(3, 7, 2, 5, apart, start_token=5)
+    assert placed_for((Media(0, 1, 2), Media(3, 1, 1)), images) == (Media(1, 1, 2), Media(4, 1, 1))
+    assert placed_for((Media(1, 1, 2),), images) == (Media(1, 1, 2),) and placed_for((), images) == ()
+    assert placed_for((Media(0, 1, 2),), FORMAT) == (Media(0, 1, 2),)
+    media = placed_for((Media(0, 1, 2), Media(3, 2, 1, 2)), images)
+    tokens = prompt_input(0, media, 30, 40, images).tokens
+    starts = {run.start - 1 for run in runs(media, apart)}
+    assert {at for at, token in enumerate(tokens) if token == 5} == starts and len(starts) == (3 if apart else 2)
