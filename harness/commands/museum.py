@@ -157,7 +157,6 @@ def register(commands: Any) -> None:
 
 
 def _museum(arguments: argparse.Namespace) -> int:
-    from harness.reporting import write_atomically
     from harness.targets.naming import TargetError
 
     try:
@@ -173,6 +172,7 @@ def _museum(arguments: argparse.Namespace) -> int:
         return 0
     seen: list[Visit] = []
     whole = False
+    _keep(arguments.json, seen)  # a file that cannot be written is told of before anything runs
     print(f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}", flush=True)
     try:
         for visit in visits(chosen, arguments.venvs, arguments.profile, arguments.seed, arguments.limit):
@@ -183,14 +183,20 @@ def _museum(arguments: argparse.Namespace) -> int:
         pass
     except (NoEnvironment, TargetError) as error:
         raise UsageError(str(error)) from error
-    if arguments.json is not None:
-        try:
-            text = json.dumps([visit.to_json() for visit in seen], indent=1)
-            write_atomically(arguments.json, f"{text}\n")
-        except OSError as error:
-            raise UsageError(f"cannot write {arguments.json}: {error.strerror or error}") from error
+    _keep(arguments.json, seen)
     print(f"\n{'' if whole else 'interrupted; '}{_summary(seen)}")
     return int(not whole or not all(visit.good for visit in seen))
+
+
+def _keep(path: Path | None, seen: Sequence[Visit]) -> None:
+    from harness.reporting import write_atomically
+
+    if path is None:
+        return
+    try:
+        write_atomically(path, json.dumps([visit.to_json() for visit in seen], indent=1) + "\n")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _summary(seen: Sequence[Visit]) -> str:
