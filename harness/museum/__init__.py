@@ -19,9 +19,9 @@ class ManifestError(ValueError):
 
 @dataclass(frozen=True)
 class Other:
-    """Another bug of the same releases: ``property`` fails by it, and ``why``."""
+    """Another bug of the mended release: which ``properties`` fail by it, and ``why``."""
 
-    property: str
+    properties: tuple[str, ...]
     why: str
 
 
@@ -48,6 +48,11 @@ class Exhibit:
     def kind(self) -> str:
         """Of the targets that its releases are: ``mlx_lm``."""
         return self.package.replace("-", "_")
+
+    @property
+    def known(self) -> frozenset[str]:
+        """Properties that fail by other bugs."""
+        return frozenset(name for other in self.others for name in other.properties)
 
     def requirements(self, version: str) -> tuple[str, ...]:
         """What ``pip`` installs for a release."""
@@ -76,14 +81,20 @@ def _exhibit(name: str, table: Any, shared: tuple[str, ...]) -> Exhibit:
         raise ManifestError(f"{name}: the field {odd[0]} is {'missing' if odd[0] in names else 'unknown'}")
     for field, value in given.items():
         if field in _LISTS:
-            good = isinstance(value, list) and value and all(isinstance(each, str) and each for each in value)
+            good = _texts(value)
         elif field == "others":
             good = isinstance(value, list) and all(
-                isinstance(each, dict) and set(each) == {"property", "why"} for each in value
+                isinstance(each, dict) and set(each) == {"properties", "why"} and _texts(each["properties"])
+                for each in value
             )
         else:
             good = isinstance(value, str) and bool(value.strip())
         if not good:
             raise ManifestError(f"{name}: the field {field} is {value!r:.60}")
     lists = {field: tuple(given[field]) for field in _LISTS}
-    return Exhibit(name, **given | lists | {"others": tuple(Other(**each) for each in given["others"])})
+    others = tuple(Other(tuple(each["properties"]), each["why"]) for each in given["others"])
+    return Exhibit(name, **given | lists | {"others": others})
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(each, str) and each for each in value)
