@@ -17,7 +17,7 @@ STAMP := $(VENV)/$(INSTALLED)
 PEERS_STAMP := $(PEERS_VENV)/$(INSTALLED)
 GENERATED := reports/families reports/checkpoints reports/targets reports/faults
 
-.PHONY: run test published-sizes lint format parity bench load faults no-false-alarm seeds publish-reports constraints clean
+.PHONY: run test published-sizes lint format parity bench load faults museum no-false-alarm seeds publish-reports constraints clean
 
 run: $(STAMP)  # every family at the quick profile; reports in reports/
 	$(BIN)/kv-harness run --profile quick --strict --jobs '$(JOBS)'
@@ -55,6 +55,11 @@ load: $(STAMP)  # what loading a checkpoint of 2 GB costs, beside mlx-lm
 SEEDS ?= 1
 faults: $(STAMP)  # the kill matrix: every planted bug in every family, with SEEDS seeds
 	$(BIN)/kv-harness faults --seeds '$(SEEDS)' --jobs '$(JOBS)'
+
+# MUSEUM takes further arguments; the environments of the releases go into MUSEUM_VENVS, some 350 MB each.
+MUSEUM_VENVS ?= .museum
+museum: $(STAMP)  # known bugs of released engines: found in the old releases, gone in the mended ones
+	$(BIN)/kv-harness museum --venvs '$(MUSEUM_VENVS)' --seed '$(SEED)' $(MUSEUM)
 
 # About ten programs a second: a night for the whole number. SEED draws others.
 PROGRAMS ?= 200000

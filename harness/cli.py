@@ -24,7 +24,7 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from harness import __version__
-from harness.commands import UsageError, checkpoint, faults, jobs_option, limit_option, live_safety, wire
+from harness.commands import UsageError, checkpoint, faults, jobs_option, limit_option, live_safety, museum, wire
 from harness.profiles import PROFILES
 from harness.terminal import INTERRUPTS, Output
 
@@ -103,6 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
     faults.register(commands, _device_option)
     wire.register(commands)
     live_safety.register(commands)
+    museum.register(commands)
     return parser
 
 

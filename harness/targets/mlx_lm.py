@@ -17,6 +17,7 @@ from harness.oracle import Expected, History
 from harness.rules import CacheRule
 from harness.target import Capability, ImageFormat, Session, TargetIdentity
 from harness.targets import mlx_lm_caches as held
+from harness.targets import mlx_lm_release as release
 from harness.targets.device import device
 from harness.targets.mlx_lm_catalogue import Family
 from harness.targets.mlx_lm_free import cache_free
@@ -117,6 +118,8 @@ class MlxLmTarget:
         kinds = {held.kind_of(cache) for _, cache in self._leaves}
         if self.caches == OWN:
             lacks |= _OURS_ALONE
+            if not release.batches(library().make_prompt_cache(self._model)):
+                lacks |= {Capability.BATCH}
             if "state" in kinds:
                 lacks |= {Capability.ROLLBACK}
         else:

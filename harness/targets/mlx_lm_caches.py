@@ -36,6 +36,15 @@ def kind_of(cache: Any) -> CacheKind:
     return "chunked" if hasattr(cache, "chunk_size") else "dense"
 
 
+def is_empty(cache: Any) -> bool:
+    """Has it had no forward? Older releases have no ``empty``."""
+    if hasattr(cache, "empty"):
+        return bool(cache.empty())
+    if hasattr(cache, "caches"):
+        return all(is_empty(each) for each in cache.caches)
+    return cache.keys is None if hasattr(cache, "keys") else all(each is None for each in cache.state)
+
+
 def rule_of(cache: Any) -> CacheRule | None:
     """What a cache forgets. The rotating one goes back only as long as it has not turned (``is_trimmable``)."""
     if kind_of(cache) == "rotating":

@@ -30,6 +30,7 @@ from harness.target import (
     RemovalObservation,
 )
 from harness.targets import mlx_lm_caches as held
+from harness.targets import mlx_lm_release as release
 
 
 class Library(Protocol):
@@ -76,7 +77,7 @@ class LibrarySession:
             started = time.perf_counter()
             try:
                 out = self._model(ids, cache=caches).astype(mx.float32)
-                mx.eval(out, record.arrays, [cache.state for cache in caches if not cache.empty()])
+                mx.eval(out, record.arrays, [cache.state for cache in caches if not held.is_empty(cache)])
                 logits = np.array(out)
             except Exception as failure:  # whatever a model raises is an observation, and the judges decide
                 error = _words(failure)
@@ -96,7 +97,7 @@ class LibrarySession:
             return RemovalObservation(error=_words(failure))
 
     def _trimmed(self, caches: list[Any], n: int) -> RemovalObservation:
-        if not self._library.can_trim_prompt_cache(caches):
+        if n and not self._library.can_trim_prompt_cache(caches):  # to take nothing away there is nothing in the way
             return RemovalObservation(refused="can_trim_prompt_cache says no")
         return RemovalObservation((self._library.trim_prompt_cache(caches, n),) * len(self._calls))
 
@@ -105,7 +106,7 @@ class LibrarySession:
         apart = [self._row(number) for number in range(len(self._rows))]
         seen = self._trimmed(apart[row], n)
         if seen.refused is None:
-            self._batch = _merged(apart)
+            self._batch = self._merged(apart)
         return seen
 
     def lengths(self, sequence: int) -> tuple[CacheLengths, ...]:
@@ -122,7 +123,7 @@ class LibrarySession:
             return tuple(held.rows_of(leaves[at]) for at in self._calls)
         row, leaves = self._rows.index(sequence), [leaf for _, leaf in held.leaves(self._batch)]
         read = [leaves[at] for at in self._calls]
-        return tuple(held.no_rows(leaf) if leaf.empty() else held.rows_of(leaf.extract(row)) for leaf in read)
+        return tuple(held.no_rows(leaf) if held.is_empty(leaf) else held.rows_of(leaf.extract(row)) for leaf in read)
 
     def snapshot(self, sequence: int, slot: int) -> CopyObservation:
         return self._copy(lambda: self._slots.__setitem__(slot, copy.deepcopy(self._of(sequence))))
@@ -138,11 +139,14 @@ class LibrarySession:
     def save_and_load(self, sequence: int) -> CopyObservation:
         with tempfile.TemporaryDirectory(prefix="kv-harness-") as folder:
             path = str(Path(folder) / "caches.safetensors")
+            caches = self._caches[sequence]
+            if sequence not in self._rows and _nothing(caches) and not release.writes_nothing(self._library):
+                return self.reset(sequence)
 
             def through_a_file() -> None:
                 self._library.save_prompt_cache(path, self._of(sequence))
                 caches = self._library.load_prompt_cache(path)
-                mx.eval([cache.state for cache in caches if not cache.empty()])  # the file goes away
+                mx.eval([cache.state for cache in caches if not held.is_empty(cache)])  # the file goes away
                 self._replace(sequence, caches)
 
             return self._copy(through_a_file)
@@ -159,21 +163,37 @@ class LibrarySession:
         join = [seq for seq in rows if seq not in self._rows]
         for seq in set(self._rows) - set(stay):
             self._caches[seq] = self._row(self._rows.index(seq))
+        if rows and self._must_begin_anew(stay, join):
+            self._batch = self._merged([self._row(self._rows.index(s)) if s in stay else self._caches[s] for s in rows])
+            self._rows = tuple(rows)
+            return
         batch = self._batch if stay else []
         order = [self._rows.index(seq) for seq in stay]
         if stay and order != list(range(len(self._rows))):
             for cache in batch:
                 cache.filter(order)
         if join:
-            joined = _merged([self._caches[seq] for seq in join])
+            joined = self._merged([self._caches[seq] for seq in join])
             for cache, more in zip(batch, joined, strict=bool(batch)):
                 cache.extend(more)
             batch = batch or joined
         self._batch, self._rows = batch, tuple(rows)
 
+    def _must_begin_anew(self, stay: Sequence[int], join: Sequence[int]) -> bool:
+        """Would a batch without content be filtered or extended, or one be extended by nothing, by a release that
+        cannot?"""
+        nothing = (stay and _nothing(self._batch)) or (join and all(_nothing(self._caches[seq]) for seq in join))
+        return bool(nothing) and not release.merges_nothing(self._library)
+
+    def _merged(self, caches: Sequence[list[Any]]) -> list[Any]:
+        """One batch of several prompt caches, as ``mlx_lm.generate`` merges them."""
+        if all(map(_nothing, caches)) and not release.merges_nothing(self._library):
+            return [release.batch_of_nothing(self._library, cache, len(caches)) for cache in caches[0]]
+        return [layer[0].merge(list(layer)) for layer in zip(*caches, strict=True)]
+
     def _row(self, row: int) -> list[Any]:
         """The prompt cache of a row; a fresh one of a batch that has had no forward."""
-        if all(leaf.empty() for _, leaf in held.leaves(self._batch)):
+        if _nothing(self._batch):
             return self._library.make_prompt_cache(self._model)
         return [cache.extract(row) for cache in self._batch]
 
@@ -236,14 +256,14 @@ class LibrarySession:
         raise NotImplementedError("arrays that mlx-lm's models make are not watched")
 
 
-def _merged(caches: Sequence[list[Any]]) -> list[Any]:
-    """One batch of several prompt caches, as ``mlx_lm.generate`` merges them."""
-    return [layer[0].merge(list(layer)) for layer in zip(*caches, strict=True)]
+def _nothing(caches: Sequence[Any]) -> bool:
+    """Has no cache of these had a forward?"""
+    return all(held.is_empty(leaf) for _, leaf in held.leaves(caches))
 
 
 def _lengths_of_row(cache: Any, row: int) -> CacheLengths:
     """What a batch cache says of a row."""
-    if held.kind_of(cache) == "rotating" and not cache.empty():
+    if held.kind_of(cache) == "rotating" and not held.is_empty(cache):
         return held.lengths_of(cache.extract(row))
     offset, padding = int(cache.offset[row].item()), int(cache.left_padding[row].item())
     return CacheLengths(offset, 0, cache._idx - padding)

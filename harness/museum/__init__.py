@@ -1,0 +1,100 @@
+"""Released engines with a bug that is known, beside the release that mended it: ``manifest.toml``.
+
+The harness is told none of it: an ordinary campaign runs on each, and what it found is compared with what is known.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+MANIFEST = Path(__file__).parent / "manifest.toml"
+
+
+class ManifestError(ValueError):
+    """A manifest that cannot be used; the message is one line and names the entry."""
+
+
+@dataclass(frozen=True)
+class Other:
+    """Another bug of the mended release: which ``properties`` fail by it, and ``why``."""
+
+    properties: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """One bug. ``package``: on PyPI; ``buggy``, ``fixed``: its releases that run; ``beside``: requirements that are
+    installed with each; ``families``: model types; ``report``: the public one, ``owner/repository#number``;
+    ``expected``: properties of which one must find it, in words that hold ``says``; ``others``: bugs that are no news;
+    ``checked``: what was compared to know that what is found is this bug."""
+
+    name: str
+    package: str
+    buggy: tuple[str, ...]
+    fixed: str
+    families: tuple[str, ...]
+    report: str
+    expected: tuple[str, ...]
+    says: str
+    checked: str
+    beside: tuple[str, ...]
+    others: tuple[Other, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """Of the targets that its releases are: ``mlx_lm``."""
+        return self.package.replace("-", "_")
+
+    @property
+    def known(self) -> frozenset[str]:
+        """Properties that fail by other bugs."""
+        return frozenset(name for other in self.others for name in other.properties)
+
+    def requirements(self, version: str) -> tuple[str, ...]:
+        """What ``pip`` installs for a release."""
+        return (f"{self.package}=={version}", *self.beside)
+
+
+def exhibits(path: Path = MANIFEST) -> tuple[Exhibit, ...]:
+    """All of a manifest, in its order. Raises ManifestError."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ManifestError(f"{path}: {error}") from error
+    shared = tuple(data.pop("beside", ()))
+    return tuple(_exhibit(name, table, shared) for name, table in data.items())
+
+
+_LISTS = ("buggy", "families", "expected", "beside")
+
+
+def _exhibit(name: str, table: Any, shared: tuple[str, ...]) -> Exhibit:
+    if not isinstance(table, dict):
+        raise ManifestError(f"{name}: it is no table")
+    names = {field.name for field in fields(Exhibit)} - {"name"}
+    given = {"beside": list(shared), "others": [], **table}
+    if odd := sorted(names ^ set(given)):
+        raise ManifestError(f"{name}: the field {odd[0]} is {'missing' if odd[0] in names else 'unknown'}")
+    for field, value in given.items():
+        if field in _LISTS:
+            good = _texts(value)
+        elif field == "others":
+            good = isinstance(value, list) and all(
+                isinstance(each, dict) and set(each) == {"properties", "why"} and _texts(each["properties"])
+                for each in value
+            )
+        else:
+            good = isinstance(value, str) and bool(value.strip())
+        if not good:
+            raise ManifestError(f"{name}: the field {field} is {value!r:.60}")
+    lists = {field: tuple(given[field]) for field in _LISTS}
+    others = tuple(Other(tuple(each["properties"]), each["why"]) for each in given["others"])
+    return Exhibit(name, **given | lists | {"others": others})
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(each, str) and each for each in value)

@@ -1,0 +1,225 @@
+"""The museum: its manifest says what it must, its environments are made or refused in one line, its verdicts are right.
+
+The campaigns themselves take an installed release each: ``make museum``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import harness.museum.environments
+from harness.cli import main
+from harness.commands import museum as command
+from harness.commands.museum import Seen, Visit
+from harness.museum import Exhibit, ManifestError, Other, exhibits
+from harness.museum.environments import MARK, STAMP, NoEnvironment, environment
+from harness.targets.mlx_lm_catalogue import FAMILIES
+from properties import BY_ID
+
+EXHIBITS = exhibits()
+BUG = Exhibit(
+    name="a-bug",
+    package="mlx-lm",
+    buggy=("1.0",),
+    fixed="1.1",
+    families=("llama",),
+    report="ml-explore/mlx-lm#1",
+    expected=("positions_are_absolute",),
+    says="position 3",
+    checked="both sources",
+    beside=("mlx",),
+    others=(Other(("batches_keep_their_rows",), "another bug"),),
+)
+HIT = Seen("positions_are_absolute", "given position 3, not 2", 7, 1.5, 2, "Prefill(1) ; Decode(1)")
+OTHER = dataclasses.replace(HIT, property="batches_keep_their_rows")
+OFF = dataclasses.replace(HIT, message="something else")
+SHOWN = frozenset({"positions_are_absolute"})
+
+
+def visit(version: str, *found: Seen, shown: frozenset[str] = SHOWN) -> Visit:
+    return Visit(BUG, version, "llama", 104, 9.0, found, shown)
+
+
+@pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda one: one.name)
+def test_an_entry_names_what_there_is(exhibit: Exhibit) -> None:
+    assert {*exhibit.expected, *exhibit.known} <= set(BY_ID)
+    assert set(exhibit.families) <= set(FAMILIES)
+    repository, _, number = exhibit.report.partition("#")
+    assert repository.count("/") == 1 and number.isdigit()
+    versions = [tuple(map(int, version.split("."))) for version in (*exhibit.buggy, exhibit.fixed)]
+    assert versions == sorted(set(versions)), "old ones first, and the mended one behind them"
+    assert any("==" in one for one in exhibit.beside), "what is installed beside a release is pinned"
+    assert exhibit.requirements("1.2")[0] == f"{exhibit.package}==1.2"
+
+
+@pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda one: one.name)
+def test_another_bug_never_hides_all_that_would_show_this_one(exhibit: Exhibit) -> None:
+    assert set(exhibit.expected) - exhibit.known
+
+
+WHOLE = """
+beside = ["mlx"]
+[bug]
+package = "mlx-lm"
+buggy = ["1"]
+fixed = "2"
+families = ["llama"]
+report = "a/b#1"
+expected = ["p"]
+says = "x"
+checked = "y"
+"""
+
+
+def test_a_manifest_that_is_whole_is_read(tmp_path: Path) -> None:
+    (tmp_path / "m.toml").write_text(WHOLE)
+    (one,) = exhibits(tmp_path / "m.toml")
+    assert (one.name, one.beside, one.others, one.kind) == ("bug", ("mlx",), (), "mlx_lm")
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "says"),
+    [
+        ('report = "a/b#1"', "", "bug: the field report is missing"),
+        ('says = "x"', 'says = "x"\nodd = 1', "bug: the field odd is unknown"),
+        ('buggy = ["1"]', "buggy = []", r"bug: the field buggy is \[\]"),
+        ('fixed = "2"', "fixed = 2", "bug: the field fixed is 2"),
+        ('checked = "y"', "others = [{properties = ['p']}]\nchecked = 'y'", "bug: the field others"),
+        ("[bug]", "[bug", "m.toml: "),
+        ("[bug]", "bug = 1\n[other]", "bug: it is no table"),
+    ],
+)
+def test_a_manifest_that_cannot_be_used_is_named(tmp_path: Path, was: str, now: str, says: str) -> None:
+    (tmp_path / "m.toml").write_text(WHOLE.replace(was, now))
+    with pytest.raises(ManifestError, match=says) as error:
+        exhibits(tmp_path / "m.toml")
+    assert "\n" not in str(error.value)
+
+
+def test_no_manifest_is_an_error_too(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="No such file"):
+        exhibits(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("seen", "good", "verdict"),
+    [
+        (visit("1.0", HIT), True, "found"),
+        (visit("1.0", OTHER, HIT), True, "found"),
+        (visit("1.0"), False, "MISSED"),
+        (visit("1.0", OTHER), False, "MISSED"),
+        (visit("1.0", OFF), False, "MISSED"),
+        (visit("1.1"), True, "clean"),
+        (visit("1.1", OTHER), True, "clean"),
+        (visit("1.1", HIT), False, "NOT CLEAN"),
+        (visit("1.1", OFF), False, "NOT CLEAN"),
+        (visit("1.1", shown=frozenset()), False, "NOT SHOWN"),
+    ],
+)
+def test_a_verdict_is_what_was_found(seen: Visit, good: bool, verdict: str) -> None:
+    assert (seen.good, seen.verdict) == (good, verdict)
+
+
+def _faked(monkeypatch: pytest.MonkeyPatch, *seen: Visit) -> None:
+    def visits(chosen: Any, venvs: Path, profile: str, seed: int, limit: float) -> Iterator[Visit]:
+        assert (list(chosen), profile, seed) == ([BUG], "quick", 0)
+        yield from seen
+
+    monkeypatch.setattr(command, "exhibits", lambda: (BUG,))
+    monkeypatch.setattr(command, "visits", visits)
+
+
+def test_a_table_and_a_summary_are_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    _faked(monkeypatch, visit("1.0", OTHER, HIT), visit("1.1", OTHER))
+    assert main(["museum", "--json", str(tmp_path / "m.json")]) == 0
+    lines, also = capsys.readouterr().out.splitlines(), OTHER.property
+    program = "2 operations: `Prefill(1) ; Decode(1)`"
+    assert lines[2:] == [
+        f"| a-bug | mlx-lm 1.0 | llama | found | {HIT.property} | 7 programs | 2 | {program} | {also} |",
+        f"| a-bug | mlx-lm 1.1 | llama | clean |  | 104 programs | 9 |  | {also} |",
+        "",
+        "1 of 1 old releases: the bug was found; 1 of 1 mended ones: clean",
+    ]
+    old, mended = json.loads((tmp_path / "m.json").read_text())
+    assert (old["verdict"], old["found"][1]["after"], mended["programs"]) == ("found", 7, 104)
+
+
+@pytest.mark.parametrize("seen", [visit("1.0"), visit("1.1", HIT)])
+def test_what_is_not_as_it_should_be_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seen: Visit
+) -> None:
+    _faked(monkeypatch, seen)
+    assert main(["museum"]) == 1
+    assert "0 of 1" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_the_list_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["museum", "--list", "--venvs", "/dev/null"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[::2]] == [one.name for one in EXHIBITS]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--only", "no-such-bug"], f"argument --only: no bug 'no-such-bug'; there are {EXHIBITS[0].name}"),
+        (["--only", ","], "argument --only: names no bug"),
+        (["--seed", "-1"], "argument --seed: must lie in"),
+        (["--json", "/dev/null/x"], "cannot write /dev/null/x"),
+        (["--venvs", "/dev/null/x"], "cannot make an environment in /dev/null/x/"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    assert main(["museum", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"kv-harness: error: {says}") and error.count("\n") == 1
+
+
+def test_a_folder_of_others_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(NoEnvironment, match="it holds what is not ours"):
+        environment(tmp_path, ["mlx-lm==1"])
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_an_install_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "no-index"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    with pytest.raises(NoEnvironment, match=r"cannot install mlx-lm==0\.0\.0: ERROR: No matching") as error:
+        environment(tmp_path / "venv", ["mlx-lm==0.0.0"])
+    assert "\n" not in str(error.value)
+    assert (tmp_path / "venv" / MARK).is_file() and not (tmp_path / "venv" / STAMP).exists()
+
+
+def test_an_environment_is_made_once_and_reaches_this_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = []
+
+    def run(command: list[str], what: str) -> None:
+        made.append(what)
+        if command[1:3] == ["-m", "venv"]:
+            python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+            (Path(command[3]) / "lib" / python / "site-packages").mkdir(parents=True)
+
+    monkeypatch.setattr(harness.museum.environments, "_run", run)
+    folder = tmp_path / "one"
+    python = environment(folder, ["a==1", "b"])
+    assert python == folder / "bin" / "python" and made == ["make an environment", "install a==1"]
+    assert environment(folder, ["a==1", "b"]) == python and len(made) == 2
+    (added,) = folder.rglob("*.pth")
+    assert (Path(added.read_text().strip()) / "harness" / "wire" / "worker.py").is_file()
+    environment(folder, ["a==2", "b"])  # other requirements
+    assert len(made) == 4
+    (folder / STAMP).unlink()  # an install that was interrupted
+    environment(folder, ["a==2", "b"])
+    assert len(made) == 6
