@@ -26,7 +26,7 @@ class PositionsAreAbsolute(Property):
     needs: ClassVar = frozenset({Capability.POSITIONS})
 
     def never_decisive(self, target: Target) -> str | None:
-        return front_stays(target)
+        return None if target.images is not None else front_stays(target)  # images move ids away from positions
 
     def judge_step(self, run: Execution, step: Step) -> Judgement:
         steps = decisive = 0
