@@ -26,10 +26,10 @@ class BatchRules(RuleBasedStateMachine):
         raise NotImplementedError  # the machine that inherits these rules has it
 
     def _apply_able(self, operations: Sequence[Operation]) -> None:
-        raise NotImplementedError  # as above
+        raise NotImplementedError  # the machine that inherits these rules has it
 
     def _sequence(self, drawn: int, deep: draw.Deep = ()) -> int:
-        raise NotImplementedError  # as above
+        raise NotImplementedError  # the machine that inherits these rules has it
 
     @precondition(lambda self: self._can_batch())
     @rule(

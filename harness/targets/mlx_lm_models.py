@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+from collections.abc import Callable
 from typing import Any, cast
 
 import mlx.core as mx
@@ -40,21 +41,30 @@ def version() -> str:
 
 @functools.lru_cache(maxsize=64)
 def build(model_type: str, variant: str, seed: int) -> Any:
-    """A tiny model with random weights: fan-in-scaled matrices, and vectors near what the constructor gave them."""
+    """A tiny model with the weights of this seed."""
     family = next(each for each in variants(model_type) if each.variant == variant)
     library()
     try:
         module = importlib.import_module(f"mlx_lm.models.{family.module or model_type}")
     except ImportError as error:
         raise NotInstalled(f"mlx-lm {version()} has no model {model_type}") from error
-    model = module.Model(module.ModelArgs.from_dict({"model_type": model_type, **copy.deepcopy(family.config)}))
+    arguments = module.ModelArgs.from_dict({"model_type": model_type, **copy.deepcopy(family.config)})
+    return randomised(lambda: module.Model(arguments), seed)
+
+
+def randomised(make: Callable[[], Any], seed: int) -> Any:
+    """The model, ready to be asked, with weights that the seed alone decides: fan-in-scaled matrices and convolutions,
+    and vectors near what the constructor gave them."""
+    mx.random.seed(seed)  # constructors draw biases and decays, which a trace must find again
+    model = make()
     leaves: Any = tree_flatten(model.parameters())
     draw = np.random.default_rng(seed)
     made = []
     for name, array in sorted(leaves, key=lambda leaf: str(leaf[0])):
         noise = draw.standard_normal(array.shape).astype(np.float32)
         if array.ndim > 1:
-            made.append((name, mx.array(noise / np.sqrt(array.shape[-1]))))
+            fan_in = np.prod(array.shape[1:]) if array.ndim > 3 else array.shape[-1]
+            made.append((name, mx.array(noise / np.sqrt(fan_in, dtype=np.float32))))
         else:
             made.append((name, array.astype(mx.float32) + mx.array(0.1 * noise)))
     model.update(tree_unflatten(made))

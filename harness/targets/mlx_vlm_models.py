@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
-from mlx.utils import tree_flatten, tree_unflatten
 
 from harness.probe import PositionHook, Probe
 from harness.target import ImageFormat
 from harness.targets.mlx_lm_catalogue import Family, catalogue
-from harness.targets.mlx_lm_models import NotInstalled, UnknownFamily
+from harness.targets.mlx_lm_models import NotInstalled, UnknownFamily, randomised
 
 MODULES = ["text", "vision"]
 """Of a configuration, as the library's loader names them."""
@@ -104,8 +102,7 @@ def variants(model_type: str) -> tuple[VisionFamily, ...]:
 
 @functools.lru_cache(maxsize=16)
 def build(model_type: str, variant: str, seed: int) -> Any:
-    """A tiny model with random weights, made from its configuration as the library's loader does it: fan-in-scaled
-    matrices and convolutions, and vectors near what the constructor gave them."""
+    """A tiny model with random weights, made from its configuration as the library's loader does it."""
     family = next(each for each in variants(model_type) if each.variant == variant)
     utils = _module("utils")
     config = {"model_type": model_type, **copy.deepcopy(family.config)}
@@ -115,22 +112,7 @@ def build(model_type: str, variant: str, seed: int) -> Any:
     except (ImportError, ValueError) as error:
         raise NotInstalled(f"mlx-vlm {version()} has no model {model_type}") from error
     made = utils.update_module_configs(module.ModelConfig.from_dict(copy.deepcopy(config)), module, config, MODULES)
-    model = module.Model(made)
-    leaves: Any = tree_flatten(model.parameters())
-    draw = np.random.default_rng(seed)
-    drawn = []
-    for name, array in sorted(leaves, key=lambda leaf: str(leaf[0])):
-        noise = draw.standard_normal(array.shape).astype(np.float32)
-        if array.ndim > 1:
-            fan_in = np.prod(array.shape[1:]) if array.ndim > 3 else array.shape[-1]
-            drawn.append((name, mx.array(noise / np.sqrt(fan_in, dtype=np.float32))))
-        else:
-            centre = mx.zeros_like(array) if str(name).endswith("bias") else array  # constructors draw biases
-            drawn.append((name, centre.astype(mx.float32) + mx.array(0.1 * noise)))
-    model.update(tree_unflatten(drawn))
-    model.eval()
-    mx.eval(model.parameters())
-    return model
+    return randomised(lambda: module.Model(made), seed)
 
 
 __all__ = [

@@ -10,6 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 
 pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: pip install 'mlx-kv-harness[mlx-lm]'")
 
@@ -39,6 +40,7 @@ from harness.operations import (
 from harness.profiles import PROFILES
 from harness.targets import mlx_lm, naming
 from harness.targets.mlx_lm_catalogue import FAMILIES, WITHOUT_ENTRY
+from harness.targets.mlx_lm_models import build, variants
 from properties import ALL, BY_ID
 
 NAMES = [f"mlx_lm:{family}{caches}" for family in FAMILIES for caches in ("", "@live-window")]
@@ -278,3 +280,12 @@ def test_its_models_answer_over_the_wire(monkeypatch: pytest.MonkeyPatch) -> Non
             assert mine.seen.logits is not None and theirs.seen.logits is not None
             assert np.array_equal(mine.seen.logits, theirs.seen.logits)
     subject.close()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_seed_alone_decides_the_weights(family: str) -> None:
+    """Or a trace would be replayed on another model. Constructors draw biases and decays, too."""
+    for variant in variants(family):
+        first = tree_flatten(build.__wrapped__(family, variant.variant, 3).parameters())
+        again = dict(tree_flatten(build.__wrapped__(family, variant.variant, 3).parameters()))
+        assert [name for name, array in first if not mx.array_equal(array, again[name])] == []
