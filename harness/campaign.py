@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hypothesis import errors, reporting, seed
-from hypothesis.internal.cache import LRUCache
-from hypothesis.internal.conjecture import providers
-from hypothesis.internal.constants_ast import Constants
 from hypothesis.stateful import run_state_machine_as_test
 
 from harness.findings import Finding, FindingError, Verdict
@@ -20,7 +16,7 @@ from harness.judge import Listener
 from harness.judging import Evidence, Judgement, Property
 from harness.machines import make_machine
 from harness.profiles import Profile
-from harness.reduction import reduce_finding
+from harness.reduction import ATTEMPTS, reduce_finding
 from harness.seeds import derive_seed
 from harness.tally import PropertyTally, Tally, target_label
 from harness.target import Capability, Target
@@ -115,6 +111,7 @@ def run_campaign(
     first_only: bool = False,
     also: Listener | None = None,
     shares: Sequence[int] | None = None,
+    attempts: int = ATTEMPTS,
 ) -> CampaignResult:
     """Run ``profile.programs`` drawn programs, on every target its share; ``also`` is told of each that ended.
 
@@ -123,7 +120,8 @@ def run_campaign(
     verdict of its own however many bugs there are.  While nothing is found, a target on which some property met no
     decisive step gets a few more (``profile.patience``) before that counts as VACUOUS.  ``first_only`` stops at the
     first finding (a control needs no more).  ``shares``: programs on each target, where these are not all that a run
-    would judge.  Ctrl-C ends the campaign and keeps what was measured (``partial``).
+    would judge.  ``attempts``: smaller programs that are tried for
+    each finding.  Ctrl-C ends the campaign and keeps what was measured (``partial``).
     """
     if not targets:
         raise ValueError(f"the campaign {name!r} has no target to run on")
@@ -150,7 +148,7 @@ def run_campaign(
             if finding is not None:
                 muted.add(finding.property_id)  # also when interrupted: what was found is not lost
                 try:
-                    smaller, again = reduce_finding(target, finding, tuple(properties))
+                    smaller, again = reduce_finding(target, finding, tuple(properties), attempts)
                 except KeyboardInterrupt:
                     smaller, again, result.partial = finding, True, True  # not tried: a replay may
                 after, clock = watcher.first_violation[finding.property_id]
@@ -177,32 +175,13 @@ def shares_of(targets: Sequence[Target], profile: Profile) -> tuple[int, ...]:
 def _search(machine: type, profile: Profile, database: Path | None) -> None:
     """One Hypothesis run until its budget is spent or a finding is shrunk; the watcher has seen what it found."""
     try:
-        with _seed_alone(), reporting.with_reporter(lambda _: None):  # what it would print, our reports say better
+        with reporting.with_reporter(lambda _: None):  # what it would print, our reports say better
             run_state_machine_as_test(machine, settings=profile.settings(database))
     except FindingError:
         pass
     except errors.Flaky as error:  # it failed, and then it did not: the program alone does not decide
         if not _holds_finding(error):
             raise
-
-
-@contextmanager
-def _seed_alone() -> Iterator[None]:
-    """Let the seed alone decide what is drawn.
-
-    Hypothesis takes one draw in twenty from the literals of whatever local modules happen to be loaded, so the same
-    seed gives other programs in a checkout than in an installed copy. There is no setting for that; where a release
-    has no such function any more, nothing is replaced.
-    """
-    replaced = {"_get_local_constants": Constants, "CONSTANTS_CACHE": LRUCache(1024)}  # the cache holds them per draw
-    originals = {name: getattr(providers, name) for name in replaced if hasattr(providers, name)}
-    for name in originals:
-        setattr(providers, name, replaced[name])
-    try:
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(providers, name, original)
 
 
 def _holds_finding(error: BaseException) -> bool:

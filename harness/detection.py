@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import properties
@@ -13,6 +14,7 @@ from harness.campaign import CampaignResult, run_campaign, shares_of
 from harness.faults import ALL_FAULTS, IMAGE_FAULTS, Fault
 from harness.judging import Property
 from harness.profiles import Profile
+from harness.reduction import ATTEMPTS
 from harness.runner import check, family_targets, report_name
 from harness.seeds import derive_seed
 from harness.target import Path
@@ -33,7 +35,7 @@ class Hunt:
 
     ``by``: the property that reported it first; None: it survived. ``named``: the property that the bug says it breaks
     finds it too, without the others. ``after``: programs, and ``seconds``, until it was
-    first seen. ``operations``: of the shrunk ``program``. ``programs``: run in all.
+    first seen. ``operations``: of the shrunk ``program``; None: it was not shrunk. ``programs``: run in all.
     """
 
     fault: str
@@ -49,7 +51,7 @@ class Hunt:
     named: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return dataclasses.asdict(self)
 
 
 def runs_of(fault: Fault, families: Sequence[str]) -> list[tuple[str, Path]]:
@@ -69,24 +71,28 @@ def hunt(
     path: Path,
     profile: Profile,
     seed: int,
+    first: bool = True,
 ) -> Hunt:
     """Plant it, run the ordinary campaign up to its first finding, and say what came of it.
 
     A finding that does not come back in a fresh model counts as none: nobody could replay it. KeyboardInterrupt after
-    an interrupt, rather than a result that was cut short.
+    an interrupt, rather than a result that was cut short. ``first``: look for the smallest program that shows it, too,
+    and ask all properties; otherwise they are asked only if the one that the bug names is blind alone.
     """
     name = report_name(family, path)
+    quicker = dataclasses.replace(profile, shrink=False)  # our own reduction gets as far with bugs that are known
 
-    def search(judges: Sequence[Property]) -> CampaignResult:
+    def search(judges: Sequence[Property], attempts: int) -> CampaignResult:
         found = run_campaign(
             f"{name}_{fault.id}",
             targets,
             judges,
-            profile,
+            quicker,
             own_seed,
             first_only=True,
             progress=lambda _: check(),
             shares=shares,
+            attempts=attempts,
         )
         if found.partial and not found.found:
             raise KeyboardInterrupt
@@ -100,10 +106,16 @@ def hunt(
         ]
         targets, shares = [t for t, _ in shared], [share for _, share in shared]
         own_seed = derive_seed(seed, fault.id)
-        result = search(properties.ALL)
-        by = [bug.finding.property_id for bug in result.found if bug.reproducible]
-        # Another property that reports it first may hide that this one is blind.
-        alone = result if not by or by[0] == fault.breaks else search([properties.BY_ID[fault.breaks or by[0]]])
+        named = [properties.BY_ID[fault.breaks]] if fault.breaks else list(properties.ALL)
+        if first:
+            result = search(properties.ALL, ATTEMPTS)
+            by = [bug.finding.property_id for bug in result.found if bug.reproducible]
+            # Another property that reports it first may hide that this one is blind.
+            alone = result if not by or by[0] == fault.breaks else search(named, 0)
+        else:
+            result = alone = search(named, 0)
+            if not any(bug.reproducible for bug in alone.found):
+                result = search(properties.ALL, 0)
     programs = result.tally.coverage.programs
     bug = next((bug for bug in result.found if bug.reproducible), None)
     if bug is None:
@@ -116,7 +128,7 @@ def hunt(
         finding.property_id,
         bug.after,
         round(bug.seconds, 3),
-        len(finding.program.operations),
+        len(finding.program.operations) if first else None,
         str(finding.program),
         finding.message,
         programs,
@@ -132,26 +144,33 @@ def hunt_all(
     jobs: int = 1,
     device: str | None = None,
 ) -> Iterator[Hunt]:
-    """Every fault, in every run where it can show, with every seed; ``jobs`` processes at once.
+    """Every fault, in every run where it can show, seed by seed; ``jobs`` processes at once. What the first seed finds
+    is shrunk; the others only have to find it, and to find it again.
 
     KeyboardInterrupt after an interrupt, behind what was measured. Lost when a process died.
     """
     if jobs == 1:
-        for fault in faults:
-            yield from _hunts(fault, families, profile, seeds)
+        for seed in seeds:
+            for fault in faults:
+                yield from _hunts(fault, families, profile, seed, seed == seeds[0])
         return
-    size = -(-_HUNTS // (len(families) * len(seeds)))
-    parts = [[fault.id for fault in faults[start : start + size]] for start in range(0, len(faults), size)]
-    for number, hunts in in_processes([(hunts_of, (part, families, profile, seeds, device)) for part in parts], jobs):
+    size = -(-_HUNTS // len(families))
+    parts = [
+        (seed, [fault.id for fault in faults[start : start + size]])
+        for seed in seeds
+        for start in range(0, len(faults), size)
+    ]
+    calls = [(hunts_of, (part, families, profile, seed, seed == seeds[0], device)) for seed, part in parts]
+    for number, hunts in in_processes(calls, jobs):
         if not isinstance(hunts, Died):
             yield from hunts
         elif not INTERRUPTS.requested:
-            raise Lost(f"the process that planted {', '.join(parts[number])} died ({hunts.how})")
+            raise Lost(f"the process that planted {', '.join(parts[number][1])} died ({hunts.how})")
     INTERRUPTS.check()
 
 
 def hunts_of(
-    faults: Sequence[str], families: Sequence[str], profile: Profile, seeds: Sequence[int], device: str | None
+    faults: Sequence[str], families: Sequence[str], profile: Profile, seed: int, first: bool, device: str | None
 ) -> list[Hunt]:
     """Those of these faults, by their ids, in a process of their own; after an interrupt, those that were finished."""
     if device is not None:
@@ -160,15 +179,14 @@ def hunts_of(
     found: list[Hunt] = []
     with contextlib.suppress(KeyboardInterrupt):
         for fault in faults:
-            found.extend(_hunts(by_id[fault], families, profile, seeds))
+            found.extend(_hunts(by_id[fault], families, profile, seed, first))
     return found
 
 
-def _hunts(fault: Fault, families: Sequence[str], profile: Profile, seeds: Sequence[int]) -> Iterator[Hunt]:
+def _hunts(fault: Fault, families: Sequence[str], profile: Profile, seed: int, first: bool) -> Iterator[Hunt]:
     for family, path in runs_of(fault, families):
-        for seed in seeds:
-            yield hunt(fault, family, path, profile, seed)
-            check()
+        yield hunt(fault, family, path, profile, seed, first)
+        check()
 
 
 @dataclass(frozen=True)
@@ -189,10 +207,8 @@ class Summary:
             return told
         if self.named < self.killed:
             told += f", {self.killed - self.named} of them not by the property that they name"
-        return (
-            f"{told}; median {self.median_seconds:.2f} s and {self.median_programs:g} programs to the first sight, "
-            f"shrunk to {self.median_operations:g} operations"
-        )
+        told += f"; median {self.median_seconds:.2f} s and {self.median_programs:g} programs to the first sight"
+        return told if self.median_operations is None else f"{told}, shrunk to {self.median_operations:g} operations"
 
 
 def summarise(hunts: Sequence[Hunt]) -> Summary:
@@ -200,7 +216,8 @@ def summarise(hunts: Sequence[Hunt]) -> Summary:
     killed = [one for one in hunts if one.by is not None]
 
     def median(name: str) -> float | None:
-        return statistics.median(getattr(one, name) for one in killed) if killed else None
+        values = [value for one in killed if (value := getattr(one, name)) is not None]
+        return statistics.median(values) if values else None
 
     named = sum(one.named for one in killed)
     return Summary(len(hunts), len(killed), named, median("seconds"), median("after"), median("operations"))

@@ -138,9 +138,9 @@ class ProgramMachine(BatchRules):
             self._apply(EnforceMaxKvSize(limit, generation, sequence=index))
 
     @able(Capability.ROLLBACK)
-    @rule(sequence=draw.sequences, n=draw.rollback_counts)
-    def rollback(self, sequence: int, n: int) -> None:
-        self._apply(Rollback(n, self._sequence(sequence)))
+    @rule(sequence=draw.sequences, n=draw.rollback_counts, deep=draw.deep)
+    def rollback(self, sequence: int, n: int, deep: draw.Deep) -> None:
+        self._apply(Rollback(n, self._sequence(sequence, deep)))
 
     @able(Capability.ROLLBACK)
     @rule(

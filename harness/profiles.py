@@ -51,6 +51,8 @@ class Profile:
         from hypothesis import HealthCheck, Phase, Verbosity, settings
         from hypothesis.database import DirectoryBasedExampleDatabase
 
+        from harness.provider import BACKEND
+
         phases = [Phase.generate]
         if self.shrink:
             phases.append(Phase.shrink)
@@ -67,6 +69,7 @@ class Profile:
             report_multiple_bugs=False,
             print_blob=False,
             verbosity=Verbosity.quiet,
+            backend=BACKEND,
         )
 
 

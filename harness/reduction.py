@@ -48,11 +48,13 @@ from harness.target import Target
 ATTEMPTS = 400  # programs tried at most; a shrunk program rarely needs fifty
 
 
-def reduce_finding(target: Target, finding: Finding, properties: tuple[Property, ...]) -> tuple[Finding, bool]:
+def reduce_finding(
+    target: Target, finding: Finding, properties: tuple[Property, ...], most: int = ATTEMPTS
+) -> tuple[Finding, bool]:
     """The smallest program found that breaks the same property, and whether it does so in a target made new.
 
     A finding that does not come back depends on something outside the program (state that an earlier session left
-    behind): a replay cannot judge it, and False says so.
+    behind): a replay cannot judge it, and False says so. ``most``: programs to try; 0 only asks that question.
     """
     prop = tuple(p for p in properties if p.id == finding.property_id)
 
@@ -69,7 +71,7 @@ def reduce_finding(target: Target, finding: Finding, properties: tuple[Property,
     best: Finding = again
     attempts = 0
     progress = True
-    while progress and attempts < ATTEMPTS:
+    while progress and attempts < most:
         progress = False
         for operations, owners in _candidates(target, best.program):
             try:
@@ -83,7 +85,7 @@ def reduce_finding(target: Target, finding: Finding, properties: tuple[Property,
             if smaller is not None:
                 best, progress = smaller, True
                 break
-            if attempts >= ATTEMPTS:
+            if attempts >= most:
                 break
     target.renew()
     return best, fails(best.program) is not None

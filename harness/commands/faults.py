@@ -19,7 +19,8 @@ def register(commands: Any, device_option: Callable[[argparse.ArgumentParser], N
     faults.add_argument("--families", metavar="A,B", help="comma-separated; default: all")
     faults.add_argument("--only", metavar="ID,ID", help="planted bugs, comma-separated; default: all")
     faults.add_argument("--list", action="store_true", help="list the planted bugs, and plant none")
-    faults.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default: 1)")
+    faults.add_argument("--seeds", type=int, default=1, metavar="N", help="how many seeds (default: 1)")
+    faults.add_argument("--seed", type=int, default=0, metavar="S", help="the first of them (default: 0)")
     faults.add_argument("--profile", choices=list(PROFILES), default="quick", help="budget (default: quick)")
     faults.add_argument("--out", type=Path, default=Path("reports"), metavar="DIR", help="default: reports")
     jobs_option(faults)
@@ -46,6 +47,8 @@ def _faults(arguments: argparse.Namespace) -> int:
             raise UsageError(f"argument --device: {error}") from error
     if not 1 <= arguments.seeds <= 1000:
         raise UsageError(f"argument --seeds: must lie in [1, 1000], got {arguments.seeds}")
+    if not 0 <= arguments.seed < 2**32:
+        raise UsageError(f"argument --seed: must lie in [0, 2^32), got {arguments.seed}")
     if arguments.list:
         for fault in ALL_FAULTS:
             print(f"{fault.id}   [{fault.layer}; {fault.breaks}]\n    {fault.summary}")
@@ -59,7 +62,7 @@ def _faults(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise UsageError(f"cannot write reports: {folder}: {error.strerror or error}") from error
 
-    profile, seeds = PROFILES[arguments.profile], range(arguments.seeds)
+    profile, seeds = PROFILES[arguments.profile], range(arguments.seed, arguments.seed + arguments.seeds)
 
     def told(one: Any) -> None:
         if one.by is None:
@@ -87,9 +90,10 @@ def _faults(arguments: argparse.Namespace) -> int:
             raise KeyboardInterrupt
         raise UsageError(f"argument --only: none of these bugs can show in {', '.join(families)}")
     order = {fault.id: number for number, fault in enumerate(faults)}
-    hunts.sort(key=lambda one: order[one.fault])  # they come as they end
+    hunts.sort(key=lambda one: (order[one.fault], one.seed))  # they come as they end
     summary = detection.summarise(hunts)
     command = f"kv-harness faults --families {','.join(families)} --profile {profile.name} --seeds {arguments.seeds}"
+    command += f" --seed {arguments.seed}" if arguments.seed else ""
     command += f" --only {','.join(fault.id for fault in faults)}" if arguments.only else ""
     record = matrix_record(
         [one.to_json() for one in hunts],

@@ -72,8 +72,9 @@ def matrix_markdown(record: Mapping[str, Any]) -> str:
         for name, fault in record["faults"].items()
     ]
     cell = (
-        "A cell: programs until it was first seen (p) and operations of the shrunk program (op), the most of any "
-        "seed; in front, in how many of the seeds it was found, where not in all. -: it cannot show there."
+        "A cell: programs until it was first seen (p), the most of any seed, and operations of the shrunk program "
+        "(op), which the first seed alone looks for; in front, in how many of the seeds it was found, where not in "
+        "all. -: it cannot show there."
     )
     seeds = ", ".join(map(str, record["seeds"]))
     sections = (
@@ -101,4 +102,6 @@ def _cell(hunts: Sequence[Mapping[str, Any]]) -> str:
     if not killed:
         return "SURVIVED"
     share = "" if len(killed) == len(hunts) else f"{len(killed)}/{len(hunts)} "
-    return f"{share}{max(one['after'] for one in killed)} p, {max(one['operations'] for one in killed)} op"
+    shrunk = [one["operations"] for one in killed if one["operations"] is not None]
+    told = f", {max(shrunk)} op" if shrunk else ""
+    return f"{share}{max(one['after'] for one in killed)} p{told}"

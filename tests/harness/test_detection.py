@@ -143,6 +143,15 @@ def test_the_property_that_a_bug_names_is_asked_alone() -> None:
         assert (made.by, made.named) == ("mask_shows_exactly_the_visible_set", named)
 
 
+def test_further_seeds_ask_the_named_property_first_and_shrink_nothing() -> None:
+    leaks = BY_ID["mask-leaks-one-future-token"]
+    for breaks, by in (("outputs_equal_the_witness", None), ("memory_is_given_back", leaks.breaks)):
+        made = hunt(dataclasses.replace(leaks, breaks=breaks), "nemotron_nas", "text", SMOKE, 0, first=False)
+        assert (made.by, made.named, made.operations) == (by or breaks, by is None, None)
+    first, second = hunt_all([leaks], ["nemotron_nas"], SMOKE, [4, 5])
+    assert (first.seed, second.seed) == (4, 5) and first.operations == 1 and second.operations is None
+
+
 def test_a_bug_that_its_property_misses_fails_the_command(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,14 @@ def test_every_search_has_programs_of_its_own() -> None:
     assert len(drawn) >= 24
     first, second, third = (set(drawn[start : start + 8]) for start in (0, 8, 16))
     assert first - second and first != third and second != third
+
+
+def test_a_program_is_no_variation_of_the_one_before() -> None:
+    """Hypothesis's own backend runs a few near copies of every program that it draws, which say little more."""
+    drawn = programs("alpha", 7, Profile("p", programs=60, operations=6, shrink=False, patience=0))
+    beginnings = [tuple(program.split(" ; ")[:4]) for program in drawn]
+    assert sum(one == other for one, other in pairwise(beginnings)) <= 3
+    assert len(set(beginnings)) >= 50
 
 
 def test_derived_seeds_are_distinct_and_stable() -> None:
