@@ -12,11 +12,12 @@ from harness.execution import Execution
 from harness.findings import Finding, FindingError
 from harness.images import check_size
 from harness.judge import judge_program
-from harness.judging import Property
+from harness.judging import Property, attention_calls
 from harness.media import MediaError
 from harness.operations import Prefill
+from harness.steps import Step
 from harness.tally import Tally
-from harness.target import Target
+from harness.target import Capability, Target
 from harness.trace import Trace, TraceError
 from harness.words import in_words
 
@@ -106,11 +107,13 @@ def replay(trace: Trace, target: Target, properties: Sequence[Property]) -> Repl
         if judges is chosen:
             judged = run
     if chosen and trace.finding is not None:
-        _insist(chosen[0], judged, trace.finding, tally)
+        _insist(chosen[0], properties, judged, trace.finding, tally)
     return Replay(Outcome.FIXED, None, False, name, words)
 
 
-def _insist(prop: Property, run: Execution, finding: dict[str, Any], tally: Tally) -> None:
+def _insist(
+    prop: Property, properties: Sequence[Property], run: Execution, finding: dict[str, Any], tally: Tally
+) -> None:
     """FIXED must mean something. TraceError where this replay could not have shown the finding."""
     if not finding["reproducible"]:
         raise TraceError(
@@ -120,10 +123,27 @@ def _insist(prop: Property, run: Execution, finding: dict[str, Any], tally: Tall
     counted = tally.properties.get(prop.id)
     looked = 0 if counted is None else counted.steps
     if (step := finding["step"]) is not None and step < len(run.steps):
-        judgement = prop.judge_step(run, run.steps[step])
-        looked = looked if judgement is None else judgement.steps
+        there = prop.judge_step(run, run.steps[step])
+        looked = looked if there is None else there.steps
+        if not looked and Capability.ATTENTION in prop.needs and _masks_are_not_needed(run, run.steps[step]):
+            # Who compares what is shown has looked at it; a mask that is none has no width to compare.
+            looked = sum(_steps(other, run, step) for other in properties if prop.needs <= other.needs)
     if not looked:
         raise TraceError(
             f"{prop.id} is not broken, but it found nothing to judge where it broke (the calls are no longer seen, or "
             f"no mask is explicit any more), so nothing says that it is fixed"
         )
+
+
+def _masks_are_not_needed(run: Execution, step: Step) -> bool:
+    """Were all its forwards of one token, whose attention was seen?"""
+    return all(
+        len(forward.append.positions) == 1 and any(True for _ in attention_calls(run, forward))
+        for forward in step.forwards
+    )
+
+
+def _steps(prop: Property, run: Execution, step: int) -> int:
+    """How much of this step the property looks at."""
+    judgement = prop.judge_step(run, run.steps[step])
+    return 0 if judgement is None else judgement.steps

@@ -17,7 +17,7 @@ from harness.campaign import CampaignResult, run_campaign
 from harness.execution import execute
 from harness.faults.patching import replacing
 from harness.media import Media
-from harness.operations import Chunk, Decode, Prefill, Program, TrimFront
+from harness.operations import Chunk, Prefill, Program, TrimFront
 from harness.profiles import PROFILES, Profile
 from harness.recording import record
 from harness.replay import Outcome, replay
@@ -49,9 +49,7 @@ def found_trace(family: str, path: str, seed: int) -> Trace:
 def test_the_offset_mask_is_found_and_its_trace_replays(
     family: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Of a single token nobody needs a mask once its width is right, and a replay then has nothing to judge.
-    traces = (found_trace(family, path, seed) for seed in range(4, 12))
-    made = next(trace for trace in traces if trace.program.operations[-1] not in (Prefill(1), Chunk(1), Decode(1)))
+    made = found_trace(family, path, 4)
     assert made.file_name.startswith("mask_key_axis-drawn-1-")
     file = tmp_path / made.file_name
     file.write_text(made.to_text())

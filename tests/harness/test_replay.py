@@ -13,7 +13,7 @@ import properties
 from harness.execution import execute
 from harness.findings import Finding, FindingError
 from harness.judge import judge_program
-from harness.operations import Chunk, Prefill, Program, TrimFront
+from harness.operations import Chunk, Decode, Prefill, Program, TrimFront
 from harness.recording import record
 from harness.replay import Outcome, replay
 from harness.target import Capability
@@ -108,6 +108,19 @@ def test_a_property_that_cannot_be_judged_there_is_not_called_fixed() -> None:
 def test_what_found_nothing_to_judge_where_it_broke_is_not_called_fixed(target: FakeTarget) -> None:
     with pytest.raises(TraceError, match=f"{WIDTH} is not broken, but it found nothing to judge where it broke"):
         replay(BROKEN, target, properties.ALL)
+
+
+def test_of_a_single_token_no_mask_is_fixed_too() -> None:
+    """A trace may end with one token whose mask had the wrong width; of one token the right mask may be none."""
+    short = Program((Prefill(6), TrimFront(2), Decode(1)), ("pool",))
+    wrong = FakeTarget(policy="offset", quirks=frozenset({"mask for one token"}))
+    with pytest.raises(FindingError) as caught:
+        judge_program(wrong, short, [properties.BY_ID[WIDTH]])
+    trace = record(execute(wrong, short), caught.value.finding, {})
+    assert replay(trace, wrong, properties.ALL).same
+    assert replay(trace, fake(), properties.ALL).outcome is Outcome.FIXED
+    with pytest.raises(TraceError, match="found nothing to judge where it broke"):
+        replay(trace, FakeTarget(quirks=frozenset({"hides a call after a trim"})), properties.ALL)
 
 
 def test_another_broken_property_is_told_before_what_found_nothing_to_judge() -> None:
