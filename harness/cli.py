@@ -24,7 +24,17 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from harness import __version__
-from harness.commands import UsageError, checkpoint, faults, jobs_option, limit_option, live_safety, museum, wire
+from harness.commands import (
+    UsageError,
+    checkpoint,
+    faults,
+    jobs_option,
+    limit_option,
+    live_safety,
+    museum,
+    out_option,
+    wire,
+)
 from harness.profiles import PROFILES
 from harness.terminal import INTERRUPTS, Output
 
@@ -68,11 +78,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--programs",
         type=int,
         metavar="N",
-        help="programs in all, shared evenly, some on each configuration",
+        help="programs in all, shared evenly; each configuration gets a few, however small N is",
     )
     run.add_argument("--seed", type=int, metavar="N", help="default: 0; nightly: a new one every time")
     run.add_argument("--policy", choices=("live", "offset"), default="live", help="where masks take their width from")
-    run.add_argument("--out", type=Path, default=Path("reports"), metavar="DIR", help="default: reports")
+    out_option(run)
     run.add_argument(
         "--strict",
         action=argparse.BooleanOptionalAction,

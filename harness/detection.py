@@ -191,8 +191,10 @@ def _hunts(fault: Fault, families: Sequence[str], profile: Profile, seed: int, f
 
 @dataclass(frozen=True)
 class Summary:
-    """Of many hunts: how many killed, how many of those by the property named as well, and the medians over them."""
+    """Of many hunts: for how many bugs, how many killed, how many of those by the property named as well, and the
+    medians over them."""
 
+    bugs: int
     hunts: int
     killed: int
     named: int
@@ -202,7 +204,7 @@ class Summary:
 
     def text(self) -> str:
         """The last line of a report."""
-        told = f"{self.killed} of {self.hunts} planted bugs found"
+        told = f"{self.killed} of {self.hunts} hunts found their bug (planted: {self.bugs})"
         if not self.killed:
             return told
         if self.named < self.killed:
@@ -220,4 +222,12 @@ def summarise(hunts: Sequence[Hunt]) -> Summary:
         return statistics.median(values) if values else None
 
     named = sum(one.named for one in killed)
-    return Summary(len(hunts), len(killed), named, median("seconds"), median("after"), median("operations"))
+    return Summary(
+        len({one.fault for one in hunts}),
+        len(hunts),
+        len(killed),
+        named,
+        median("seconds"),
+        median("after"),
+        median("operations"),
+    )

@@ -72,7 +72,8 @@ class Run:
         """Its report, in the folder of reports, without a suffix."""
         if self.target is not None:
             return Path("targets") / self.stem
-        return Path("families") / report_name(self.family, self.path)
+        other = "" if self.policy == "live" else f"@{self.policy}-mask"  # beside that of the right model, not over it
+        return Path("families") / f"{report_name(self.family, self.path)}{other}"
 
     @property
     def command(self) -> str:
@@ -141,7 +142,13 @@ def measure(run: Run) -> dict[str, Any]:
         reference.use_device(run.device)
     profile = run.profile
     with closing(subject_of(run)) as subject:
-        with _progress(run.name, sum(shares_of(subject.targets, profile))) as advance:
+        programs = sum(shares_of(subject.targets, profile))
+        if profile.asked and programs > profile.programs + len(subject.targets):  # that is more than rounding up
+            least = (
+                f"{len(subject.targets)} configurations get {profile.least} each, a kind of caches {profile.of_a_kind}"
+            )
+            print(f"{run.name}: {programs} programs, not {profile.programs}: {least} at least", file=sys.stderr)
+        with _progress(run.name, programs) as advance:
             result, control = _measure(run, subject.targets, advance)
         with INTERRUPTS.deferred():
             return _write(run, subject, result, control)
@@ -166,7 +173,7 @@ def _measure(
 ) -> tuple[CampaignResult, CampaignResult | None]:
     profile, seed = run.profile, run.seed
     database = DATABASE if profile.remember else None
-    name = run.report.name
+    name = run.stem or report_name(run.family, run.path)
     result = run_campaign(name, targets, properties.ALL, profile, seed, database=database, progress=advance)
     others = targets if run.path == "images" else [other for each in targets if (other := each.counterpart())]
     if run.policy == "offset" or result.partial or len(others) < len(targets):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 MOST_JOBS = 512
 
@@ -18,6 +19,11 @@ def jobs_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def out_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--out``; the namespace then holds the folder of reports."""
+    parser.add_argument("--out", type=_folder, default=Path("reports"), metavar="DIR", help="default: reports")
+
+
 def limit_option(parser: argparse.ArgumentParser) -> None:
     """Add ``--limit``; the namespace then holds a number of seconds."""
     parser.add_argument(
@@ -27,6 +33,12 @@ def limit_option(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long an engine in another process may take for an answer before it counts as hung (default: 60)",
     )
+
+
+def _folder(text: str) -> Path:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("names no folder (for this one, say .)")
+    return Path(text)
 
 
 def _seconds(text: str) -> float:

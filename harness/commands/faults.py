@@ -6,10 +6,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from harness.commands import UsageError, jobs_option
+from harness.commands import UsageError, jobs_option, out_option
 from harness.profiles import PROFILES
 
 
@@ -22,7 +21,7 @@ def register(commands: Any, device_option: Callable[[argparse.ArgumentParser], N
     faults.add_argument("--seeds", type=int, default=1, metavar="N", help="how many seeds (default: 1)")
     faults.add_argument("--seed", type=int, default=0, metavar="S", help="the first of them (default: 0)")
     faults.add_argument("--profile", choices=list(PROFILES), default="quick", help="budget (default: quick)")
-    faults.add_argument("--out", type=Path, default=Path("reports"), metavar="DIR", help="default: reports")
+    out_option(faults)
     jobs_option(faults)
     device_option(faults)
     faults.set_defaults(act=_faults)

@@ -292,10 +292,10 @@ def test_a_run_with_the_bug_leaves_reports_and_traces_that_replay(
     assert cli.main(arguments) == 1
     out, err = capsys.readouterr()
     assert err == "" and "seed 3, policy offset" in out and "FAIL  mask_key_axis_equals_live_keys" in out
-    report = json.loads((tmp_path / "o" / "families" / f"{FAMILY}.json").read_text())
+    report = json.loads((tmp_path / "o" / "families" / f"{FAMILY}@offset-mask.json").read_text())
     assert report["verdict"] == "FAIL" and report["partial"] is False
-    assert (tmp_path / "o" / "families" / f"{FAMILY}.md").read_text()
-    images = json.loads((tmp_path / "o" / "families" / f"{FAMILY}-images.json").read_text())
+    assert (tmp_path / "o" / "families" / f"{FAMILY}@offset-mask.md").read_text()
+    images = json.loads((tmp_path / "o" / "families" / f"{FAMILY}-images@offset-mask.json").read_text())
     assert (report["path"], images["path"], images["verdict"]) == ("text", "images", "FAIL")
     found = sorted((tmp_path / "o" / "findings").glob("*.json"))
     assert len(found) == len(report["findings"]) + len(images["findings"]) >= 2

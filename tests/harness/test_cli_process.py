@@ -86,7 +86,8 @@ def piped(line: str) -> subprocess.CompletedProcess[str]:
 def test_a_run_that_finds_something_says_so_to_whoever_reads_on(tmp_path: Path) -> None:
     done = piped(f"run --families {FAMILY} --path text --profile smoke --policy offset --out o | head -1")
     assert (done.returncode, without_progress(done.stderr)) == (1, "") and done.stdout.count("\n") == 1
-    assert json.loads((tmp_path / "o" / "families" / f"{FAMILY}.json").read_text())["verdict"] == "FAIL"
+    report = tmp_path / "o" / "families" / f"{FAMILY}@offset-mask.json"
+    assert json.loads(report.read_text())["verdict"] == "FAIL"
 
 
 def test_a_full_disk_under_the_output_is_unusable_and_keeps_the_reports(tmp_path: Path) -> None:
@@ -103,4 +104,5 @@ def test_a_full_disk_under_the_output_is_unusable_and_keeps_the_reports(tmp_path
         done = piped(line)
         assert (done.returncode, without_progress(done.stderr)) == (code, told)
     for out, verdicts in (("o", {"PASS", "VACUOUS"}), ("p", {"FAIL"})):
-        assert json.loads((tmp_path / out / "families" / f"{FAMILY}.json").read_text())["verdict"] in verdicts
+        (report,) = (tmp_path / out / "families").glob("*.json")
+        assert json.loads(report.read_text())["verdict"] in verdicts

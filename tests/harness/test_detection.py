@@ -81,7 +81,7 @@ def test_what_a_hunt_says() -> None:
 def test_a_survivor_is_not_found() -> None:
     made = hunt(HARMLESS, "nemotron_nas", "text", SMOKE, 0)
     assert made.by is None and made.program is None and made.programs > 0
-    assert summarise([made]).text() == "0 of 1 planted bugs found"
+    assert summarise([made]).text() == "0 of 1 hunts found their bug (planted: 1)"
 
 
 def test_an_interrupt_is_not_a_survivor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_a_bug_that_kills_its_process_is_named_and_the_rest_kept(
     ended = [(0, [hunted("mask-leaks-one-future-token", "x", 0)]), (1, Died("SIGKILL"))]
     monkeypatch.setattr(detection, "in_processes", lambda calls, jobs: iter(ended))
     code, out, err = run(capsys, "--only", names, "--jobs", "2", "--out", str(tmp_path))
-    assert code == 1 and "1 of 1 planted bugs found" in out
+    assert code == 1 and "1 of 1 hunts found their bug (planted: 1)" in out
     assert err == "error: the process that planted trim-one-short died (SIGKILL)\n"
 
 
@@ -125,13 +125,16 @@ def test_medians_are_over_what_was_found() -> None:
     )
     assert (summary.hunts, summary.killed, summary.median_programs) == (4, 3, 3)
     assert summary.text() == (
-        "3 of 4 planted bugs found; median 0.50 s and 3 programs to the first sight, shrunk to 3 operations"
+        "3 of 4 hunts found their bug (planted: 2); median 0.50 s and 3 programs to the first sight, "
+        "shrunk to 3 operations"
     )
 
 
 def test_what_its_own_property_missed_is_counted() -> None:
     text = summarise([hunted("a", "x", 0), hunted("b", "x", 0, named=False)]).text()
-    assert text.startswith("2 of 2 planted bugs found, 1 of them not by the property that they name; median ")
+    assert text.startswith(
+        "2 of 2 hunts found their bug (planted: 2), 1 of them not by the property that they name; median "
+    )
 
 
 def test_the_property_that_a_bug_names_is_asked_alone() -> None:
@@ -173,7 +176,7 @@ def test_the_command_writes_the_matrix(capsys: pytest.CaptureFixture[str], tmp_p
     only = "mask-leaks-one-future-token,trim-reports-zero"
     code, out, err = run(capsys, "--only", only, "--seeds", "2", "--out", str(tmp_path))
     assert (code, err) == (0, "")
-    assert out.splitlines()[-1].startswith("4 of 4 planted bugs found; median ")
+    assert out.splitlines()[-1].startswith("4 of 4 hunts found their bug (planted: 2); median ")
     record = json.loads((tmp_path / "faults" / "kill-matrix.json").read_text())
     assert [(one["fault"], one["seed"]) for one in record["hunts"]] == [(f, s) for f in only.split(",") for s in (0, 1)]
     assert record["summary"]["killed"] == 4 and record["partial"] is False and record["seeds"] == [0, 1]
@@ -191,7 +194,7 @@ def test_a_survivor_fails_the_command(
     monkeypatch.setattr(harness.faults, "ALL_FAULTS", (BY_ID["trim-reports-zero"], HARMLESS))
     code, out, _ = run(capsys, "--out", str(tmp_path))
     assert code == 1 and "SURVIVED  nothing-is-wrong in nemotron_nas, seed 0: " in out
-    assert out.splitlines()[-1].startswith("1 of 2 planted bugs found")
+    assert out.splitlines()[-1].startswith("1 of 2 hunts found their bug (planted: 2)")
     text = (tmp_path / "faults" / "kill-matrix.md").read_text()
     assert text.index("## Survivors") < text.index("## Found") and "| SURVIVED" in text
 
@@ -213,7 +216,7 @@ def test_an_interrupt_keeps_what_was_measured(
     monkeypatch.setattr(detection, "hunt", second_time_stopped)
     monkeypatch.setattr(INTERRUPTS, "check", check)
     code, out, _ = run(capsys, "--only", "trim-reports-zero,trim-returns-without-moving", "--out", str(tmp_path))
-    assert code == 1 and out.splitlines()[-1].startswith("interrupted; 1 of 1 planted bugs found")
+    assert code == 1 and out.splitlines()[-1].startswith("interrupted; 1 of 1 hunts found their bug (planted: 1)")
     record = json.loads((tmp_path / "faults" / "kill-matrix.json").read_text())
     assert record["partial"] is True and len(record["hunts"]) == 1
     assert "**Interrupted: not all were tried.**" in (tmp_path / "faults" / "kill-matrix.md").read_text()
