@@ -27,6 +27,8 @@ from harness import __version__
 from harness.commands import (
     UsageError,
     checkpoint,
+    doctor,
+    explain,
     faults,
     jobs_option,
     limit_option,
@@ -111,6 +113,8 @@ def build_parser() -> argparse.ArgumentParser:
     properties.set_defaults(act=_properties)
     checkpoint.register(commands, _device_option)
     faults.register(commands, _device_option)
+    doctor.register(commands, _device_option)
+    explain.register(commands)
     wire.register(commands)
     live_safety.register(commands)
     museum.register(commands)
