@@ -115,7 +115,7 @@ def run_families(runs: Sequence[Run], *, strict: bool, jobs: int = 1) -> int:
             continue
         records[number] = data
         for found in data["findings"]:
-            print(_finding_text(found))
+            print(finding_text(found))
         print(f"{name:<20} {data['verdict']:<12} {data['verdict_reason']}", flush=True)
         code = code or int(data["verdict"] in bad or data["partial"])
         if data["partial"]:
@@ -149,7 +149,7 @@ def measure(run: Run) -> dict[str, Any]:
             )
             print(f"{run.name}: {programs} programs, not {profile.programs}: {least} at least", file=sys.stderr)
         with _progress(run.name, programs) as advance:
-            result, control = _measure(run, subject.targets, advance)
+            result, control = judged(run, subject.targets, advance)
         with INTERRUPTS.deferred():
             return _write(run, subject, result, control)
 
@@ -168,9 +168,10 @@ def family_targets(
     return tuple(target for target in found if isinstance(target, reference.ReferenceTarget))
 
 
-def _measure(
+def judged(
     run: Run, targets: Sequence[Target], advance: Callable[[int], None]
 ) -> tuple[CampaignResult, CampaignResult | None]:
+    """The campaign on these targets, and on the planted bug; None where none can be planted, or after an interrupt."""
     profile, seed = run.profile, run.seed
     database = DATABASE if profile.remember else None
     name = run.stem or report_name(run.family, run.path)
@@ -194,10 +195,24 @@ def _measure(
 
 
 def _write(run: Run, subject: naming.Subject, result: CampaignResult, control: CampaignResult | None) -> dict[str, Any]:
-    used = versions()
-    replays = {bug.finding.property_id: _write_finding(bug, used, run) for bug in result.found}
+    data = record_of(run, subject, result, control, write_findings(run, result), run.command)
+    stem = run.out / run.report
+    write_atomically(stem.with_name(f"{stem.name}.json"), record_text(data))
+    write_atomically(stem.with_name(f"{stem.name}.md"), family_markdown(data))
+    return data
+
+
+def record_of(
+    run: Run,
+    subject: naming.Subject,
+    result: CampaignResult,
+    control: CampaignResult | None,
+    replays: dict[str, str],
+    command: str,
+) -> dict[str, Any]:
+    """The record of what was measured. ``replays``: of ``write_findings``; ``command``: what does it again."""
     alone = subject.path == "text" and any(each.counterpart() is None for each in subject.targets)
-    data = family_record(
+    return family_record(
         result,
         family=subject.family,
         kind=subject.kind,
@@ -207,15 +222,11 @@ def _write(run: Run, subject: naming.Subject, result: CampaignResult, control: C
         control=control,
         control_reason=NO_CONTROL if alone else None,
         device=subject.device,
-        versions=used,
-        command=run.command,
+        versions=versions(),
+        command=command,
         replays=replays,
         limits=list(subject.limits),
     )
-    stem = run.out / run.report
-    write_atomically(stem.with_name(f"{stem.name}.json"), record_text(data))
-    write_atomically(stem.with_name(f"{stem.name}.md"), family_markdown(data))
-    return data
 
 
 def _configuration(target: Target) -> dict[str, Any]:
@@ -229,9 +240,13 @@ def report_name(family: str, path: TargetPath) -> str:
     return family if path == "text" else f"{family}-{path}"
 
 
-def _write_finding(bug: FoundBug, used: dict[str, str], run: Run) -> str:
-    """Write the trace of a finding; returns the command that replays it."""
-    trace = record(execute(bug.target, bug.finding.program), bug.finding, used)
+def write_findings(run: Run, result: CampaignResult) -> dict[str, str]:
+    """Write the trace of every finding; returns the commands that replay them, by property."""
+    return {bug.finding.property_id: _write_finding(bug, run) for bug in result.found}
+
+
+def _write_finding(bug: FoundBug, run: Run) -> str:
+    trace = record(execute(bug.target, bug.finding.program), bug.finding, versions())
     path = run.out / "findings" / trace.file_name
     write_atomically(path, trace.to_text())
     options = " --run-command" if bug.target.identity.command is not None else ""
@@ -239,7 +254,8 @@ def _write_finding(bug: FoundBug, used: dict[str, str], run: Run) -> str:
     return f"kv-harness replay {shlex.quote(str(path))}{options}"
 
 
-def _finding_text(found: dict[str, Any]) -> str:
+def finding_text(found: dict[str, Any]) -> str:
+    """A finding of a record, for a terminal."""
     return (
         f"FAIL  {found['property']}   {found['target']}\n      {found['message']}\n"
         f"      program   {found['program']}\n      replay    {found['replay']}"

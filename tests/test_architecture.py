@@ -64,7 +64,16 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("properties.*",),
     ("harness.reporting.*",),
-    ("harness.runner", "harness.detection", "harness.terminal", "harness.workers", "harness.commands.*", "harness.cli"),
+    (
+        "harness.runner",
+        "harness.detection",
+        "harness.verifying",
+        "harness.pytest_plugin",
+        "harness.terminal",
+        "harness.workers",
+        "harness.commands.*",
+        "harness.cli",
+    ),
 )
 #: Rooms beside the layers: what they are and what of the harness they may know.
 BESIDE: dict[str, frozenset[int]] = {

@@ -1,0 +1,190 @@
+"""``pytest --kv-target mlx_lm:qwen3``: every configuration of a target is a test, and so is the planted bug.
+
+Without the option nothing is imported, collected or changed. Every process of ``pytest -n`` collects the same tests and
+runs its part of them; each gets the programs that a run of the whole target would give it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROFILES = ("smoke", "quick", "ci", "nightly")
+_TOLD = "kv_harness"  # the user property that carries verdicts from process to process, and into JUnit
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options; ``--kv-target`` is the one that does something."""
+    group = parser.getgroup("kv-harness", "verify KV caches and attention masks (mlx-kv-harness)")
+    group.addoption(
+        "--kv-target",
+        action="append",
+        default=[],
+        metavar="NAME,NAME",
+        help="what to verify, as for `kv-harness run --target`; may be repeated",
+    )
+    group.addoption("--kv-profile", choices=PROFILES, default="quick", help="budget (default: quick)")
+    group.addoption("--kv-seed", type=int, default=0, metavar="N", help="default: 0")
+    group.addoption("--kv-out", default="reports", metavar="DIR", help="traces of findings go to DIR/findings")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The marker, and what must be set before MLX is imported."""
+    config.addinivalue_line("markers", "kv_harness: a configuration that --kv-target names, verified by mlx-kv-harness")
+    if config.getoption("--kv-target"):
+        os.environ.setdefault("MLX_DISABLE_COMPILE", "1")  # a compiled function hides its calls from the probe
+        os.environ.setdefault("MLX_ENABLE_TF32", "0")
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -k and -m choose
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Add a test for every configuration of every target."""
+    if not config.getoption("--kv-target"):
+        return
+    from harness.targets.naming import split_names
+
+    for given in config.getoption("--kv-target"):
+        for name in split_names(given):
+            items.extend(_items(session, config, name))
+
+
+def _items(session: pytest.Session, config: pytest.Config, name: str) -> Iterator[pytest.Item]:
+    from harness.campaign import shares_of
+    from harness.profiles import PROFILES as BUDGETS
+    from harness.runner import Run, subject_of
+    from harness.targets.naming import TargetError
+
+    profile, seed = BUDGETS[config.getoption("--kv-profile")], config.getoption("--kv-seed")
+    run = Run("", "text", profile, seed, "live", Path(config.getoption("--kv-out")), target=name)
+    try:
+        subject = subject_of(run)
+    except TargetError as error:
+        raise pytest.UsageError(f"--kv-target {name}: {' '.join(str(error).split())}") from error
+    session.config.add_cleanup(subject.close)
+    shares = shares_of(subject.targets, profile)
+    for target, share in zip(subject.targets, shares, strict=True):
+        identity = target.identity
+        yield Configuration.from_parent(
+            session,
+            name=f"{name}[{identity.variant}-{identity.storage}]",
+            verified=name,
+            run=run,
+            target=target,
+            share=share,
+        )
+    others = [target.counterpart() for target in subject.targets]
+    if all(other is not None for other in others):
+        yield Control.from_parent(session, name=f"{name}[planted bug]", verified=name, run=run, targets=others)
+
+
+class Verified(pytest.Item):
+    """A test of a target. ``verified``: the target's name; ``run``: what decides programs."""
+
+    def __init__(self, *, verified: str, run: Any, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.verified, self.run = verified, run
+        self.add_marker("kv_harness")
+
+    def reportinfo(self) -> tuple[str, None, str]:
+        return str(self.path), None, f"kv-harness {self.name}"
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """What was found is the whole message: where in the harness it was raised helps nobody."""
+        return str(excinfo.value) if isinstance(excinfo.value, Broken) else super().repr_failure(excinfo, style)
+
+
+class Broken(AssertionError):
+    """A property does not hold, or nothing was proved of it."""
+
+
+class Configuration(Verified):
+    """One configuration, under every property."""
+
+    def __init__(self, *, target: Any, share: int, **rest: Any) -> None:
+        super().__init__(**rest)
+        self._target, self._share = target, share
+
+    def runtest(self) -> None:
+        import properties
+        from harness.campaign import run_campaign
+        from harness.findings import Verdict
+        from harness.runner import check, write_findings
+
+        profile, seed = self.run.profile, self.run.seed
+        result = run_campaign(
+            self.name, [self._target], properties.ALL, profile, seed, progress=lambda _: check(), shares=[self._share]
+        )
+        if result.partial:
+            raise KeyboardInterrupt
+        verdicts = {row.id: row.verdict.value for row in result.properties}
+        told = {"target": self.verified, "programs": result.tally.coverage.programs, "properties": verdicts}
+        self.user_properties.append((_TOLD, told))
+        replays = write_findings(self.run, result)
+        bad = [bug.finding.text() + f"\n      replay    {replays[bug.finding.property_id]}" for bug in result.found]
+        tolerated = {Verdict.PASS, Verdict.NOT_APPLICABLE, Verdict.FAIL}  # FAIL is told by its finding
+        if profile.name == "smoke":  # too small to be strict
+            tolerated.add(Verdict.VACUOUS)
+        bad += [
+            f"{row.verdict.value}  {row.id}: {row.reason}" for row in result.properties if row.verdict not in tolerated
+        ]
+        if bad:
+            raise Broken("\n".join(bad))
+
+
+class Control(Verified):
+    """The planted bug: without it the other tests of a target would prove less than they seem to."""
+
+    def __init__(self, *, targets: list[Any], **rest: Any) -> None:
+        super().__init__(**rest)
+        self._targets = targets
+
+    def runtest(self) -> None:
+        import properties
+        from harness.campaign import run_campaign
+        from harness.runner import CONTROL, check
+
+        judges: Any = [properties.BY_ID[CONTROL]]
+        found = run_campaign(
+            self.name,
+            self._targets,
+            judges,
+            self.run.profile,
+            self.run.seed,
+            progress=lambda _: check(),
+            first_only=True,
+        )
+        if not any(bug.reproducible for bug in found.found):
+            programs = found.tally.coverage.programs
+            raise Broken(f"the planted bug was not caught in {programs} programs, so the run proves nothing")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Properties by targets: the worst verdict of any configuration."""
+    told: dict[str, dict[str, str]] = {}
+    programs: dict[str, int] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", None) != "call":
+                continue
+            for data in (value for key, value in report.user_properties if key == _TOLD):
+                worst = told.setdefault(data["target"], {})
+                programs[data["target"]] = programs.get(data["target"], 0) + data["programs"]
+                for name, verdict in data["properties"].items():
+                    worst[name] = min(worst.get(name, verdict), verdict, key=_ORDER.index)
+    if not told:
+        return
+    from tabulate import tabulate
+
+    names = list(dict.fromkeys(name for verdicts in told.values() for name in verdicts))
+    rows = [[name, *(verdicts.get(name, "-") for verdicts in told.values())] for name in names]
+    rows.append(["programs", *map(str, programs.values())])
+    terminalreporter.section("kv-harness")
+    terminalreporter.write_line(tabulate(rows, headers=["property", *told], tablefmt="simple"))
+
+
+_ORDER = ("FAIL", "INCONCLUSIVE", "VACUOUS", "PASS", "NOT APPLICABLE")
