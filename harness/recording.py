@@ -10,9 +10,13 @@ import numpy as np
 from harness.execution import Execution
 from harness.findings import Finding
 from harness.ledger import SequenceState
+from harness.oracle import of_layer, visible_set
 from harness.steps import ForwardStep, Step
-from harness.target import PositionCall
+from harness.target import AttentionCall, PositionCall
 from harness.trace import Trace
+
+MOST_ENTRIES = 4096
+"""Of a mask whose content a trace keeps."""
 
 
 def record(run: Execution, finding: Finding | None, versions: dict[str, str]) -> Trace:
@@ -28,12 +32,14 @@ def record(run: Execution, finding: Finding | None, versions: dict[str, str]) ->
             "message": finding.message,
             "reproducible": finding.reproducible,
         },
-        steps=tuple(_step(run, step) for step in run.steps),
+        steps=tuple(
+            _step(run, step, finding is not None and step.index == finding.violation.step) for step in run.steps
+        ),
         versions=versions,
     )
 
 
-def _step(run: Execution, step: Step) -> dict[str, Any]:
+def _step(run: Execution, step: Step, broken: bool) -> dict[str, Any]:
     body: dict[str, Any] = {
         "operation": step.operation.text(),
         "sequence": step.operation.index,
@@ -43,7 +49,7 @@ def _step(run: Execution, step: Step) -> dict[str, Any]:
         **({"batch": list(step.rows)} if step.rows else {}),
     }
     if step.forwards:
-        body["forwards"] = [_forward(run, forward) for forward in step.forwards]
+        body["forwards"] = [_forward(run, forward, broken) for forward in step.forwards]
     if step.removal is not None:
         body["caches_trimmed"] = len(step.removal.removed)
         body["removed"] = [int(n) for n in step.removal.removed]
@@ -64,7 +70,8 @@ def _state(state: SequenceState) -> dict[str, int]:
     return {"offset": state.offset, "live_start": state.live_start, "live_len": state.live_len}
 
 
-def _forward(run: Execution, forward: ForwardStep) -> dict[str, Any]:
+def _forward(run: Execution, forward: ForwardStep, broken: bool) -> dict[str, Any]:
+    """``broken``: what its masks show is kept as well."""
     layers, windows = run.target.attention_layers, run.target.windows
     calls = forward.seen.attention
     mapped = len(calls) <= len(layers)
@@ -79,11 +86,26 @@ def _forward(run: Execution, forward: ForwardStep) -> dict[str, Any]:
                 "values": call.value_len,
                 "mask": call.mask,
                 "mask_shape": None if call.mask_shape is None else list(call.mask_shape),
+                **(_content(run, forward, call, number) if broken and mapped else {}),
             }
             for number, call in enumerate(calls)
         ],
         "positions": [_positions(call) for call in forward.seen.positions],
     }
+
+
+def _content(run: Execution, forward: ForwardStep, call: AttentionCall, number: int) -> dict[str, Any]:
+    """Which keys each query is shown, and which it must be: a row of 1 and 0 for each; of small masks, by the slots of
+    one sequence."""
+    if call.shown is None or call.shown.ndim != 4 or call.shown[0, 0].size > MOST_ENTRIES:
+        return {}
+    rule, window = run.target.rules[number], run.target.windows[number]
+    visible = visible_set(of_layer(forward.append, rule), window, rule)
+    return {"shown": _rows(call.shown[0, 0]), "visible": _rows(visible)}
+
+
+def _rows(entries: np.ndarray[Any, Any]) -> list[str]:
+    return ["".join("1" if entry else "0" for entry in row) for row in entries]
 
 
 def _positions(call: PositionCall) -> dict[str, Any]:

@@ -26,6 +26,8 @@ from harness.recording import record
 from harness.reporting import (
     family_markdown,
     family_record,
+    html_page,
+    pictures,
     record_text,
     summary_table,
     versions,
@@ -35,6 +37,7 @@ from harness.target import Path as TargetPath
 from harness.target import Target
 from harness.targets import naming, reference
 from harness.terminal import INTERRUPTS
+from harness.trace import Trace
 from harness.workers import Died, in_a_process, in_processes, orphaned
 
 DATABASE = Path(".hypothesis") / "kv-harness"
@@ -42,6 +45,8 @@ SILENCE = 30.0  # seconds after which a run without a terminal says how far it i
 CONTROL = "mask_key_axis_equals_live_keys"  # the property that the planted offset-mask bug must break
 
 
+KINDS = ("json", "md", "html")
+"""Of files of a report; the others are made from the first."""
 NO_CONTROL = "the target has no other mask policy, so that no bug could be planted in it"
 
 
@@ -195,10 +200,13 @@ def judged(
 
 
 def _write(run: Run, subject: naming.Subject, result: CampaignResult, control: CampaignResult | None) -> dict[str, Any]:
-    data = record_of(run, subject, result, control, write_findings(run, result), run.command)
-    stem = run.out / run.report
-    write_atomically(stem.with_name(f"{stem.name}.json"), record_text(data))
-    write_atomically(stem.with_name(f"{stem.name}.md"), family_markdown(data))
+    found = write_findings(run, result)
+    replays = {name: command for name, (command, _) in found.items()}
+    data = record_of(run, subject, result, control, replays, run.command)
+    drawn = {at: pictures(found[one["property"]][1]) for at, one in enumerate(data["findings"], 1)}
+    text, stem = family_markdown(data), run.out / run.report
+    for kind, content in zip(KINDS, (record_text(data), text, html_page(text, drawn)), strict=True):
+        write_atomically(stem.with_name(f"{stem.name}.{kind}"), content)
     return data
 
 
@@ -240,18 +248,18 @@ def report_name(family: str, path: TargetPath) -> str:
     return family if path == "text" else f"{family}-{path}"
 
 
-def write_findings(run: Run, result: CampaignResult) -> dict[str, str]:
-    """Write the trace of every finding; returns the commands that replay them, by property."""
+def write_findings(run: Run, result: CampaignResult) -> dict[str, tuple[str, Trace]]:
+    """Write the trace of every finding; returns, by property, the command that replays it, and the trace."""
     return {bug.finding.property_id: _write_finding(bug, run) for bug in result.found}
 
 
-def _write_finding(bug: FoundBug, run: Run) -> str:
+def _write_finding(bug: FoundBug, run: Run) -> tuple[str, Trace]:
     trace = record(execute(bug.target, bug.finding.program), bug.finding, versions())
     path = run.out / "findings" / trace.file_name
     write_atomically(path, trace.to_text())
     options = " --run-command" if bug.target.identity.command is not None else ""
     options += "" if run.limit == naming.LIMIT else f" --limit {run.limit:g}"
-    return f"kv-harness replay {shlex.quote(str(path))}{options}"
+    return f"kv-harness replay {shlex.quote(str(path))}{options}", trace
 
 
 def finding_text(found: dict[str, Any]) -> str:
@@ -272,7 +280,7 @@ def _check_writable(out: Path, reports: Sequence[Path]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-    for path in (out / report.with_name(f"{report.name}.{kind}") for report in reports for kind in ("json", "md")):
+    for path in (out / report.with_name(f"{report.name}.{kind}") for report in reports for kind in KINDS):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "is a folder, a report would go there", str(path))
 

@@ -86,9 +86,9 @@ def verify(
         result, control = judged(run, subject.targets, lambda _: check())
         if result.partial:
             raise KeyboardInterrupt
-        replays = write_findings(run, result)
-        command = run.command if isinstance(target, str) else f"verify(..., {profile!r}, seed={seed})"
-        record = record_of(run, subject, result, control, replays, command)
+        replays = {name: command for name, (command, _) in write_findings(run, result).items()}
+        again = run.command if isinstance(target, str) else f"verify(..., {profile!r}, seed={seed})"
+        record = record_of(run, subject, result, control, replays, again)
     return Report(record, tuple(result.found))
 
 

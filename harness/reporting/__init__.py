@@ -1,16 +1,20 @@
-"""Reports: one record per family as JSON, and the Markdown that is made from it. Imports no MLX."""
+"""Reports: one record per family as JSON, and the Markdown and HTML made from it. Imports no MLX."""
 
 from __future__ import annotations
 
 from harness.reporting.environment import versions
 from harness.reporting.files import replace, write_atomically
+from harness.reporting.html import html_page
 from harness.reporting.markdown import family_markdown, summary_table
+from harness.reporting.pictures import pictures
 from harness.reporting.record import family_record, load_schema, record_text
 
 __all__ = [
     "family_markdown",
     "family_record",
+    "html_page",
     "load_schema",
+    "pictures",
     "record_text",
     "replace",
     "summary_table",

@@ -1,0 +1,159 @@
+"""Reports as HTML pages, and their pictures."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from kv_harness_fake_target import FakeTarget
+
+import properties
+from harness import cli
+from harness.execution import execute
+from harness.findings import FindingError
+from harness.judge import judge_program
+from harness.operations import Chunk, Decode, Operation, Prefill, Program, Rollback, TrimFront
+from harness.recording import MOST_ENTRIES, record
+from harness.reporting import html_page, pictures
+from harness.reporting.pictures import mask, timeline
+from harness.trace import Trace
+
+VOID = {"meta", "br", "hr", "img", "link", "input", "rect", "line"}
+HOSTILE = "<script>alert(1)</script> | `x` **b** <img src=x onerror=y> &amp; [a](javascript:alert(1))"
+
+
+class Checked(HTMLParser):
+    """Every element is closed, in order; remembers names and attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def found(bug: str = "", policy: Any = "offset", *operations: Operation, name: str | None = None) -> Trace:
+    target = FakeTarget(policy=policy, bugs=frozenset({bug} - {""}))
+    program = Program(operations or (Prefill(6), TrimFront(2), Chunk(3)))
+    judges = properties.ALL if name is None else [properties.BY_ID[name]]
+    with pytest.raises(FindingError) as caught:
+        judge_program(target, program, judges)
+    return record(execute(target, program), caught.value.finding, {})
+
+
+def classes(picture: str) -> list[str]:
+    return [str(each.get("class")) for each in ElementTree.fromstring(picture).iter() if each.tag.endswith("rect")]
+
+
+def test_a_mask_that_is_too_wide() -> None:
+    trace = found()
+    picture = mask(trace)
+    assert picture is not None and "2 beyond" not in picture  # three queries, two columns each
+    legend = 5
+    drawn = classes(picture)[:-legend]
+    assert len(drawn) == 3 * 9 and drawn.count("beyond") == 6
+    assert "6 beyond the keys" in picture
+
+
+def test_a_mask_that_shows_what_it_must_not() -> None:
+    picture = mask(found("mask leaks", "live", name="mask_shows_exactly_the_visible_set"))
+    assert picture is not None and "bad" in classes(picture)[:-5] and "0 beyond the keys" in picture
+    hides = mask(found("mask hides itself", "live", name="mask_shows_exactly_the_visible_set"))
+    assert hides is not None and "lack" in classes(hides)[:-5]
+
+
+def test_no_mask_no_picture() -> None:
+    trace = record(execute(FakeTarget(), Program((Prefill(3), Decode(1)))), None, {})
+    assert mask(trace) is None and len(pictures(trace)) == 1
+    large = found("", "offset", Prefill(70), TrimFront(2), Chunk(60))
+    assert MOST_ENTRIES < 60 * 130 and mask(large) is None
+
+
+def test_the_timeline() -> None:
+    picture = timeline(found("", "offset", Prefill(6), Rollback(1), TrimFront(2), Chunk(3)))
+    assert picture is not None
+    root = ElementTree.fromstring(picture)
+    words = ["".join(each.itertext()) for each in root.iter() if each.tag.endswith("text")]
+    assert "4 of 5" not in words and "3 of 5" in words and "trim" in words and "sequence 0: position" in words
+    assert classes(picture) == ["held", "held", "held", "bad"]
+    assert "step 4, Chunk(3), is where it broke" in picture
+    long = record(execute(FakeTarget(), Program((Prefill(1), *[Decode(1)] * 80))), None, {})
+    assert timeline(long) is None
+
+
+def test_a_page_is_whole_and_asks_for_nothing() -> None:
+    trace = found()
+    markdown = "# A \\| B\n\n**FAIL**: why\n\n## F\n\n| a | b |\n|---|--:|\n| 1 | 2 |\n\n"
+    markdown += f"### 1. one\n\ntext\n\n## end\n\n{HOSTILE}\n"
+    page = html_page(markdown, {1: pictures(trace), 2: ["<svg>never</svg>"]})
+    seen = Checked(page).seen
+    names = [name for name, _ in seen]
+    assert "<title>A | B</title>" in page and 'class="verdict FAIL"' in page
+    assert names.count("svg") == 2 and "never" not in page and page.index("<svg") < page.index("<h2>end")
+    assert not {"script", "img", "link", "iframe"} & set(names)
+    assert not [attributes for _, attributes in seen for name in attributes if name.startswith("on")]
+    assert not re.findall(r'(?:src|href)="(?!#)', page) and "url(" not in page
+    assert [attributes.get("scope") for name, attributes in seen if name == "th"] == ["col", "col"]
+
+
+def test_explain_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "trace.json"
+    file.write_text(found().to_text())
+    assert cli.main(["explain", str(file), "--html", str(tmp_path / "o" / "page.html")]) == 0
+    page = (tmp_path / "o" / "page.html").read_text()
+    Checked(page)
+    assert page.count("<svg") == 2 and "HERE it broke." in page
+    assert cli.main(["explain", str(file), "--html", str(tmp_path)]) == 2
+    assert "argument --html" in capsys.readouterr().err
+
+
+def test_odd_steps_draw_nothing() -> None:
+    trace = found()
+    for steps in (({},), ("x",), ({"before": 1, "after": 2, "sequence": 0},)):
+        assert pictures(Trace(trace.target, trace.program, trace.finding, steps, {})) == []  # type: ignore[arg-type]
+
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+MEASURE = """<script>
+const wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+const texts = [...document.querySelectorAll('svg')].map(svg => [...svg.querySelectorAll('text')]
+  .filter(text => { const a = text.getBoundingClientRect(), b = svg.getBoundingClientRect();
+    return a.left < b.left - 1 || a.right > b.right + 1 || a.top < b.top - 1 || a.bottom > b.bottom + 1; }).length);
+document.body.setAttribute('data-measured', JSON.stringify([wide, ...texts]));
+</script></body>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+@pytest.mark.parametrize("width", [400, 1200])
+def test_a_browser_shows_it_without_overflow(tmp_path: Path, width: int) -> None:
+    trace = found("", "offset", Prefill(6), Rollback(1), TrimFront(2), Chunk(3))
+    rows = "\n".join(f"| {'property_with_a_long_name' * 2} | {number} | {'words ' * 9} |" for number in range(5))
+    markdown = (
+        f"# T\n\n**FAIL**: w\n\n| a | b | c |\n|---|---|---|\n{rows}\n\n### 1. one\n\n```text\n{'x' * 300}\n```\n"
+    )
+    page = tmp_path / "page.html"
+    page.write_text(html_page(markdown, {1: pictures(trace)}).replace("</body>", MEASURE))
+    command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", f"--window-size={width},900"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    measured = re.search(r'data-measured="\[([^"]*)\]"', done.stdout)
+    assert measured is not None and set(measured[1].split(",")) == {"0"}, measured and measured[1]
