@@ -75,8 +75,10 @@ def _forward(run: Execution, forward: ForwardStep, broken: bool) -> dict[str, An
     layers, windows = run.target.attention_layers, run.target.windows
     calls = forward.seen.attention
     mapped = len(calls) <= len(layers)
+    append = forward.append
     return {
-        "tokens": len(forward.append.positions),
+        "tokens": len(append.positions),
+        "after": {"offset": append.positions.stop, "live_len": len(append.held) + len(append.positions)},
         "attention": [
             {
                 "layer": layers[number] if mapped else None,

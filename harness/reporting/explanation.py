@@ -82,7 +82,13 @@ def _walk(trace: Trace) -> Iterator[str]:
 def _seen(step: dict[str, Any], several: bool) -> Iterator[str]:
     rows: list[int] = step.get("batch", [])
     who = f"sequence {step['sequence']} " if several else ""
-    yield f"{who}must hold then: {'the same, ' * (step['before'] == step['after'])}{_held(step['after'])}"
+    if not rows or not step.get("forwards"):
+        yield f"{who}must hold then: {'the same, ' * (step['before'] == step['after'])}{_held(step['after'])}"
+    for at, row in enumerate(rows):
+        for forward in step.get("forwards", ())[at :: len(rows)][-1:]:
+            after = forward["after"]
+            state = after | {"live_start": after["offset"] - after["live_len"]}
+            yield f"sequence {row} must hold then: {_held(state)}"
     if "removed" in step:
         told = ", ".join(map(str, step["removed"])) or "nothing, no cache was visited"
         yield f"removed from its caches: {told}; expected: {step['expected_removed']} from each"

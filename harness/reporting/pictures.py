@@ -26,28 +26,30 @@ def timeline(trace: Trace) -> str | None:
     steps = trace.steps
     if not 1 <= len(steps) <= _MOST_STEPS:
         return None
-    most = max(max(step[side]["offset"] for side in ("before", "after")) for step in steps)
+    offsets = [step["after"]["offset"] for step in steps]
+    most = max([*offsets, *(forward["after"]["offset"] for step in steps for forward in step.get("forwards", ()))])
     scale = _HEIGHT / max(most, 1)
-    lanes = sorted({step["sequence"] for step in steps})
+    lanes = sorted({step["sequence"] for step in steps} | {row for step in steps for row in step.get("batch", ())})
     wide = max(44, min(110, 1100 // len(steps)))
     broken = trace.finding["step"] if trace.finding is not None else None
     body: list[str] = []
     for lane, sequence in enumerate(lanes):
-        bottom = (lane + 1) * (_HEIGHT + 34) - 10
-        body.append(_text(0, bottom - _HEIGHT - 6, f"sequence {sequence}: position", "note"))
+        bottom = (lane + 1) * (_HEIGHT + 44) - 12
+        body.append(_text(0, bottom - _HEIGHT - 22, f"sequence {sequence}: keys of positions", "note"))
         body.append(f'<line class="axis" x1="40" x2="{40 + wide * len(steps)}" y1="{bottom:g}" y2="{bottom:g}"/>')
         body.append(_text(36, bottom + 4, "0", "note", "end"))
         body.append(_text(36, bottom - most * scale + 4, str(most), "note", "end"))
-        state = None
+        offset, held = 0, 0
         for number, step in enumerate(steps):
-            state = step["after"] if step["sequence"] == sequence else state
-            if state is None:
+            mine = step["sequence"] == sequence or sequence in step.get("batch", ())
+            offset, held = _after(step, sequence, (offset, held))
+            if not offset:
                 continue
             x = 40 + number * wide
-            body.extend(_bar(x, bottom, wide, scale, state, number == broken and step["sequence"] == sequence))
+            body.extend(_bar(x, bottom, wide, scale, (offset, held), number == broken and mine))
             if step["sequence"] == sequence and step["after"]["live_start"] > step["before"]["live_start"]:
-                body.append(_text(x + wide / 2, bottom - state["live_start"] * scale + 11, "trim", "mark", "middle"))
-    low = len(lanes) * (_HEIGHT + 34)
+                body.append(_text(x + wide / 2, bottom - (offset - held) * scale + 11, "trim", "mark", "middle"))
+    low = len(lanes) * (_HEIGHT + 44)
     for number, step in enumerate(steps):
         what = step["operation"] if len(step["operation"]) * 6 <= wide else step["operation"].split("(")[0]
         body.append(_text(40 + number * wide + wide / 2, low + 4, _cut(what, wide), "note", "middle"))
@@ -57,14 +59,24 @@ def timeline(trace: Trace) -> str | None:
     return _svg(40 + wide * len(steps) + 6, low + 12, "What the sequences held, step by step", told, body)
 
 
-def _bar(x: float, bottom: float, wide: float, scale: float, state: Mapping[str, int], broken: bool) -> Iterator[str]:
-    held = max((state["offset"] - state["live_start"]) * scale, 1)
-    top = bottom - state["offset"] * scale
-    kind = "bad" if broken else "held"
-    yield f'<rect class="{kind}" x="{x + 3:g}" y="{top:.1f}" width="{wide - 6:g}" height="{held:.1f}"/>'
+def _after(step: Step, sequence: int, before: tuple[int, int]) -> tuple[int, int]:
+    """Offset and keys of a sequence behind a step. Of a batch a step tells the state of one, its forwards of all."""
+    rows, forwards = step.get("batch", ()), step.get("forwards", ())
+    if step["sequence"] == sequence and not (rows and forwards):
+        return step["after"]["offset"], step["after"]["live_len"]
+    for position, forward in enumerate(forwards):
+        if rows and rows[position % len(rows)] == sequence:
+            before = forward["after"]["offset"], forward["after"]["live_len"]
+    return before
+
+
+def _bar(x: float, bottom: float, wide: float, scale: float, state: tuple[int, int], broken: bool) -> Iterator[str]:
+    offset, held = state
+    top = bottom - offset * scale
+    kind, high = "bad" if broken else "held", max(held * scale, 1)
+    yield f'<rect class="{kind}" x="{x + 3:g}" y="{top:.1f}" width="{wide - 6:g}" height="{high:.1f}"/>'
     yield f'<line class="edge" x1="{x:g}" x2="{x + wide:g}" y1="{top:.1f}" y2="{top:.1f}"/>'
-    label = f"{state['live_len']} of {state['offset']}"
-    yield _text(x + wide / 2, top - 3, label, "note", "middle")
+    yield _text(x + wide / 2, top - 3, f"{held} of {offset}", "note", "middle")
 
 
 def mask(trace: Trace) -> str | None:

@@ -18,7 +18,7 @@ from harness import cli
 from harness.execution import execute
 from harness.findings import FindingError
 from harness.judge import judge_program
-from harness.operations import Chunk, Decode, Operation, Prefill, Program, Rollback, TrimFront
+from harness.operations import Batch, BatchForward, Chunk, Decode, Operation, Prefill, Program, Rollback, TrimFront
 from harness.recording import MOST_ENTRIES, record
 from harness.reporting import html_page, pictures
 from harness.reporting.pictures import mask, timeline
@@ -93,9 +93,14 @@ def test_the_timeline() -> None:
     assert picture is not None
     root = ElementTree.fromstring(picture)
     words = ["".join(each.itertext()) for each in root.iter() if each.tag.endswith("text")]
-    assert "4 of 5" not in words and "3 of 5" in words and "trim" in words and "sequence 0: position" in words
+    assert "4 of 5" not in words and "3 of 5" in words and "trim" in words and "sequence 0: keys of positions" in words
     assert classes(picture) == ["held", "held", "held", "bad"]
     assert "step 4, Chunk(3), is where it broke" in picture
+    batch = (Prefill(2), Prefill(3, 1), Batch((1, 0)), BatchForward((2, 1)), TrimFront(1, 0, 1))
+    picture = timeline(record(execute(FakeTarget(), Program(batch, ("pool", "pool"))), None, {}))
+    assert picture is not None  # both rows of a batch have moved
+    words = re.findall(r">(\d+ of \d+)<", picture)
+    assert words == ["2 of 2", "2 of 2", "2 of 2", "3 of 3", "3 of 3", "3 of 3", "3 of 3", "5 of 5", "4 of 5"]
     long = record(execute(FakeTarget(), Program((Prefill(1), *[Decode(1)] * 80))), None, {})
     assert timeline(long) is None
 
