@@ -35,6 +35,7 @@ from harness.commands import (
     live_safety,
     museum,
     out_option,
+    report,
     wire,
 )
 from harness.profiles import PROFILES
@@ -91,6 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=None,
         help="a property without a decisive step fails the run (default, but of smoke, which is too small)",
     )
+    run.add_argument("--history", action="store_true", help="add a line for every report to DIR/history.jsonl")
     jobs_option(run)
     limit_option(run)
     _device_option(run)
@@ -115,6 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
     faults.register(commands, _device_option)
     doctor.register(commands, _device_option)
     explain.register(commands)
+    report.register(commands)
     wire.register(commands)
     live_safety.register(commands)
     museum.register(commands)
@@ -174,7 +177,7 @@ def _run(arguments: argparse.Namespace) -> int:
         runs = [dataclasses.replace(run, profile=profile) for run in runs]
     try:
         strict = profile.name != "smoke" if arguments.strict is None else arguments.strict
-        return run_families(runs, strict=strict, jobs=arguments.jobs)
+        return run_families(runs, strict=strict, jobs=arguments.jobs, history=arguments.history)
     except TargetError as error:
         raise UsageError(str(error)) from error
     except OSError as error:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import shlex
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +23,7 @@ from harness.findings import Verdict
 from harness.profiles import Profile
 from harness.recording import record
 from harness.reporting import (
+    check_writable,
     family_markdown,
     family_record,
     html_page,
@@ -33,6 +33,7 @@ from harness.reporting import (
     versions,
     write_atomically,
 )
+from harness.reporting import history as past
 from harness.target import Path as TargetPath
 from harness.target import Target
 from harness.targets import naming, reference
@@ -75,9 +76,9 @@ class Run:
     @property
     def report(self) -> Path:
         """Its report, in the folder of reports, without a suffix."""
-        if self.target is not None:
-            return Path("targets") / self.stem
         other = "" if self.policy == "live" else f"@{self.policy}-mask"  # beside that of the right model, not over it
+        if self.target is not None:
+            return Path("targets") / f"{self.stem}{other}"
         return Path("families") / f"{report_name(self.family, self.path)}{other}"
 
     @property
@@ -94,14 +95,14 @@ class Run:
         )
 
 
-def run_families(runs: Sequence[Run], *, strict: bool, jobs: int = 1) -> int:
+def run_families(runs: Sequence[Run], *, strict: bool, jobs: int = 1, history: bool = False) -> int:
     """Measure every run, ``jobs`` of them at once, and write its report as soon as it is measured; returns the exit
-    code. All have the same profile, seed, policy, device and folder.
+    code. All have the same profile, seed, policy, device and folder. ``history``: also add a line for each to it.
 
     Raises OSError when the folder cannot be written (before anything is run, if that can be told).
     """
     first = runs[0]
-    _check_writable(first.out, [run.report for run in runs])
+    check_writable(first.out, [run.report for run in runs], KINDS)
     print(
         f"kv-harness {versions()['kv-harness']}   profile {first.profile.name}, seed {first.seed}, "
         f"policy {first.policy}, {reference.device()}"
@@ -130,6 +131,9 @@ def run_families(runs: Sequence[Run], *, strict: bool, jobs: int = 1) -> int:
         code = code or 1
     print()
     print(summary_table([records[number] for number in sorted(records)]))
+    if history:
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        past.append(first.out / past.FILE, [past.entry(records[number], at) for number in sorted(records)])
     print(f"\nreports in {first.out / first.report.parent}")
     return code
 
@@ -268,21 +272,6 @@ def finding_text(found: dict[str, Any]) -> str:
         f"FAIL  {found['property']}   {found['target']}\n      {found['message']}\n"
         f"      program   {found['program']}\n      replay    {found['replay']}"
     )
-
-
-def _check_writable(out: Path, reports: Sequence[Path]) -> None:
-    """Find out now, not after the first report, that reports cannot be written."""
-    try:
-        str(out).encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise OSError(errno.EILSEQ, "the name of the folder is not UTF-8", repr(str(out))) from error
-    for folder in dict.fromkeys((*(out / report.parent for report in reports), out / "findings")):
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    for path in (out / report.with_name(f"{report.name}.{kind}") for report in reports for kind in KINDS):
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "is a folder, a report would go there", str(path))
 
 
 def check() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from harness.reporting.environment import versions
-from harness.reporting.files import replace, write_atomically
+from harness.reporting.files import check_writable, replace, write_atomically
 from harness.reporting.html import html_page
 from harness.reporting.markdown import family_markdown, summary_table
 from harness.reporting.pictures import pictures
 from harness.reporting.record import family_record, load_schema, record_text
 
 __all__ = [
+    "check_writable",
     "family_markdown",
     "family_record",
     "html_page",

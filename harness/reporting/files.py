@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -42,3 +44,18 @@ def replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def check_writable(out: Path, reports: Sequence[Path], kinds: Sequence[str]) -> None:
+    """Find out now, not after the first report, that reports of these kinds of files cannot be written: OSError."""
+    try:
+        str(out).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise OSError(errno.EILSEQ, "the name of the folder is not UTF-8", repr(str(out))) from error
+    for folder in dict.fromkeys((*(out / report.parent for report in reports), out / "findings")):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    for path in (out / report.with_name(f"{report.name}.{kind}") for report in reports for kind in kinds):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "is a folder, a report would go there", str(path))

@@ -1,0 +1,111 @@
+"""``kv-harness report``: all pages again, from the records alone, and an index over them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from harness.commands import UsageError, out_option
+
+FOLDERS = ("families", "targets")
+_WORST = ("FAIL", "INCONCLUSIVE", "VACUOUS", "PASS")
+
+
+def register(commands: Any) -> None:
+    """Add the command to the subparsers of the command line."""
+    report = commands.add_parser("report", help="make all pages of a folder of reports again, and its index")
+    out_option(report)
+    report.add_argument(
+        "--merge",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="DIR",
+        help="first take over the records, findings and history of this folder of reports; may be repeated",
+    )
+    report.set_defaults(act=_report)
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from harness.reporting import history as past
+    from harness.reporting import html_page, write_atomically
+    from harness.reporting.history import FILE, HistoryError, index_markdown
+
+    out: Path = arguments.out
+    for folder in (*arguments.merge, *([] if arguments.merge else [out])):
+        if not folder.is_dir():
+            raise UsageError(f"{folder}: no such folder of reports")
+    try:
+        for other in arguments.merge:
+            _take_over(out, other)
+        history = past.merge(out / FILE, [other / FILE for other in arguments.merge])
+        found = [(path, _read(path)) for path in _records(out)]
+        for path, record in found:
+            _write_pages(path, record, out)
+        pages = [path.relative_to(out).with_suffix(".md").as_posix() for path, _ in found]
+        text = index_markdown([record for _, record in found], pages, history)
+        write_atomically(out / "index.md", text)
+        write_atomically(out / "index.html", html_page(text))
+    except HistoryError as error:
+        raise UsageError(str(error)) from error
+    except OSError as error:
+        raise UsageError(f"cannot write reports: {error.filename or out}: {error.strerror or error}") from error
+    print(text)
+    print(f"{len(found)} reports, {len(history)} runs; index in {out / 'index.md'}")
+    return 0
+
+
+def _records(out: Path) -> Iterator[Path]:
+    for folder in FOLDERS:
+        yield from sorted((out / folder).glob("*.json"))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A record of a family. UsageError where it is none."""
+    from harness.reporting import family_markdown
+
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        family_markdown(record)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{path}: no record of a report ({type(error).__name__}: {error!s:.80}); remove it") from error
+    return record
+
+
+def _write_pages(path: Path, record: dict[str, Any], out: Path) -> None:
+    from harness.reporting import family_markdown, html_page, pictures, write_atomically
+    from harness.trace import TraceError, read_trace
+
+    drawn: dict[int, list[str]] = {}
+    for at, found in enumerate(record["findings"], 1):
+        words = shlex.split(found["replay"] or "")
+        try:
+            drawn[at] = pictures(read_trace(out / "findings" / Path(words[2]).name)) if len(words) > 2 else []
+        except TraceError:  # the trace is gone: the page has a picture less
+            continue
+    text = family_markdown(record)
+    write_atomically(path.with_suffix(".md"), text)
+    write_atomically(path.with_suffix(".html"), html_page(text, drawn))
+
+
+def _take_over(out: Path, other: Path) -> None:
+    """Records and findings of another folder. Of two records of one name the worse one stays: in whatever order folders
+    are taken over, and however often, the result is the same."""
+    from harness.reporting import write_atomically
+
+    for path in _records(other):
+        record, mine = _read(path), out / path.relative_to(other)
+        if not mine.exists() or _rank(record) < _rank(_read(mine)):
+            write_atomically(mine, path.read_text(encoding="utf-8"))
+    for path in sorted((other / "findings").glob("*.json")):
+        write_atomically(out / "findings" / path.name, path.read_text(encoding="utf-8"))
+
+
+def _rank(record: dict[str, Any]) -> tuple[int, int, str]:
+    """Lower is kept: worse, then of more programs."""
+    at = _WORST.index(record["verdict"]) if record["verdict"] in _WORST else len(_WORST)
+    return at, -record["programs"], json.dumps(record, sort_keys=True)

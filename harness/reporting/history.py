@@ -1,0 +1,151 @@
+"""What became of every target over many runs: a line of JSON for each, and the index page made from them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.reporting.files import write_atomically
+from harness.reporting.text import escape, table
+
+FILE = "history.jsonl"
+BAD = ("FAIL", "INCONCLUSIVE", "VACUOUS")
+_BARS = "▁▂▃▄▅▆▇█"
+_TREND = 12  # runs that a trend shows
+_HEADERS = (
+    *("target", "verdict", "last good", "first bad since", "runs", "programs", "programs/s", "decisive", "report"),
+)
+
+Entry = dict[str, Any]
+
+
+class HistoryError(ValueError):
+    """A file that is no history; one line, naming file and line."""
+
+
+def entry(record: Mapping[str, Any], at: str) -> Entry:
+    """The line of a run. ``at``: when it ended, in UTC (ISO 8601)."""
+    return {
+        "at": at,
+        "target": record["target"],
+        "policy": record["policy"],
+        "profile": record["profile"],
+        "seed": record["seed"],
+        "verdict": record["verdict"],
+        "partial": record["partial"],
+        "programs": record["programs"],
+        "seconds": record["seconds"],
+        "decisive_steps": sum(row["decisive_steps"] for row in record["properties"]),
+        "broken": [row["property"] for row in record["findings"]],
+        "versions": {name: record["versions"][name] for name in ("kv-harness", "mlx") if name in record["versions"]},
+    }
+
+
+def read(file: Path) -> list[Entry]:
+    """Every entry, oldest first. A last line without an end is one that somebody was writing: it is left out.
+    HistoryError for anything else that is no entry; [] where there is no file."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise HistoryError(f"{file}: cannot be read ({error})") from error
+    lines = text.split("\n")[:-1]
+    entries = []
+    for number, line in enumerate(lines, 1):
+        try:
+            one = json.loads(line)
+            entries.append({name: one[name] for name in _NAMES})
+        except (ValueError, KeyError, TypeError) as error:
+            raise HistoryError(f"{file}: line {number} is no entry ({error!r:.80}); remove it") from error
+    return sorted(entries, key=_order)
+
+
+_NAMES = (
+    *("at", "target", "policy", "profile", "seed", "verdict", "partial"),
+    *("programs", "seconds", "decisive_steps", "broken", "versions"),
+)
+
+
+def append(file: Path, entries: Iterable[Entry]) -> None:
+    """Add lines in one write. A half line that an interrupt left is ended first, so that nothing is glued to it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lines = "".join(_line(one) for one in entries)
+    with file.open("a+b") as opened:
+        size = opened.seek(0, os.SEEK_END)
+        if size:
+            opened.seek(size - 1)
+            if opened.read(1) != b"\n":
+                kept = file.read_bytes()
+                opened.truncate(kept.rfind(b"\n") + 1)
+        opened.write(lines.encode())
+        opened.flush()
+        os.fsync(opened.fileno())
+
+
+def merge(file: Path, others: Iterable[Path]) -> list[Entry]:
+    """Put the lines of all these files into ``file``, each once, oldest first: in whatever order and however often this
+    is done, the file is the same. Raises as ``read``; returns the entries."""
+    known = {_line(one): one for source in (file, *others) for one in read(source)}
+    entries = sorted(known.values(), key=_order)
+    write_atomically(file, "".join(map(_line, entries)))
+    return entries
+
+
+def _line(one: Entry) -> str:
+    return json.dumps({name: one[name] for name in _NAMES}, allow_nan=False, sort_keys=True) + "\n"
+
+
+def _order(one: Entry) -> tuple[str, str]:
+    return one["at"], _line(one)
+
+
+def index_markdown(records: Sequence[Mapping[str, Any]], pages: Sequence[str], history: Sequence[Entry]) -> str:
+    """A row for every report that is there (``pages``: where it lies), and for every target that only history knows."""
+    rows = []
+    known = {(str(record["target"]), str(record["policy"])): page for record, page in zip(records, pages, strict=True)}
+    past: dict[tuple[str, str], list[Entry]] = {name: [] for name in known}
+    for one in history:
+        past.setdefault((one["target"], one["policy"]), []).append(one)
+    now = {(str(record["target"]), str(record["policy"])): record for record in records}
+    for name, runs in past.items():
+        target, policy = name
+        whole = [one for one in runs if not one["partial"]]
+        good = next((one for one in reversed(whole) if one["verdict"] == "PASS"), None)
+        since = whole if good is None else whole[whole.index(good) + 1 :]
+        bad = next((one for one in since if one["verdict"] in BAD), None)
+        speeds = [one["programs"] / one["seconds"] for one in whole if one["seconds"]]
+        rows.append(
+            (
+                target + ("" if policy == "live" else f" ({policy} mask)"),
+                now[name]["verdict"] if name in now else runs[-1]["verdict"],
+                "-" if good is None else _when(good),
+                "-" if bad is None else f"{_when(bad)}: {', '.join(bad['broken']) or bad['verdict']}",
+                f"{len(runs):,}",
+                f"{sum(one['programs'] for one in runs):,}",
+                _trend(speeds, "{:.1f}"),
+                _trend([one["decisive_steps"] for one in whole], "{:,}"),
+                known.get(name, "-"),
+            )
+        )
+    about = (
+        "last good: the newest whole run that passed; first bad since: the first one behind it that did not. Bars are "
+        f"the last {_TREND} whole runs, the number the newest. Speeds of different machines do not compare."
+    )
+    return "\n\n".join(("# Reports", table(_HEADERS, rows, right={4, 5}) if rows else "None yet.", about)) + "\n"
+
+
+def _when(one: Entry) -> str:
+    return f"{one['at'][:10]}, seed {one['seed']}"
+
+
+def _trend(values: Sequence[float], form: str) -> str:
+    if not values:
+        return "-"
+    last = values[-_TREND:]
+    most = max(last) or 1
+    bars = "".join(_BARS[min(int(value / most * len(_BARS)), len(_BARS) - 1)] for value in last)
+    return f"{bars} {escape(form.format(values[-1]))}"
