@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 
 import properties
 from harness.cli import build_parser
+from harness.operations import OPERATIONS
 from harness.profiles import PROFILES
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+README_FILE = Path(__file__).parent.parent / "README.md"
+README = README_FILE.read_text(encoding="utf-8")
 
 
 def subcommands() -> dict[str, argparse.ArgumentParser]:
@@ -43,3 +47,17 @@ def test_every_command_and_option_is_shown(name: str) -> None:
 
 def test_every_profile_is_named() -> None:
     assert "|".join(PROFILES) in README and all(f"`{name}`" in README for name in PROFILES)
+
+
+def test_the_table_of_operations_is_that_of_the_code() -> None:
+    """Who edits a trace has nothing else to go by."""
+    text = (README_FILE.parent / "reports" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z_]+)` \| (.*) \|$", text, re.MULTILINE)[1:]  # behind the heading
+    written = {code: dict(re.findall(r"`([a-z_]+)`(?: \(([^)]*)\))?", fields)) for code, fields in rows}
+    assert written == {kind.code: {f.name: _default(f) for f in dataclasses.fields(kind)} for kind in OPERATIONS}
+
+
+def _default(field: dataclasses.Field[object]) -> str:
+    if field.default is dataclasses.MISSING:
+        return ""
+    return "none" if field.default == () else str(field.default)
