@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,7 @@ def _faults(arguments: argparse.Namespace) -> int:
     from harness.reporting import html_page, versions, write_atomically
     from harness.reporting.kill_matrix import matrix_markdown, matrix_record
     from harness.reporting.record import record_text
+    from harness.runner import SILENCE
     from harness.terminal import INTERRUPTS
 
     if arguments.device is not None:
@@ -63,13 +65,19 @@ def _faults(arguments: argparse.Namespace) -> int:
 
     profile, seeds = PROFILES[arguments.profile], range(arguments.seed, arguments.seed + arguments.seeds)
 
+    said = time.monotonic()
+
     def told(one: Any) -> None:
+        nonlocal said
         if one.by is None:
             print(f"SURVIVED  {one.fault} in {one.run}, seed {one.seed}: {one.programs} programs", flush=True)
         elif not one.named:
             print(f"UNNAMED   {one.fault} in {one.run}, seed {one.seed}: only {one.by} finds it", flush=True)
         elif sys.stderr.isatty():
             print(f"found     {one.fault} in {one.run}, seed {one.seed}", file=sys.stderr)
+        if not sys.stderr.isatty() and time.monotonic() - said >= SILENCE:  # hours may pass without a survivor
+            said = time.monotonic()
+            print(f"{len(hunts)} hunts, the last with seed {one.seed}", file=sys.stderr, flush=True)
 
     hunts: list[Any] = []
     partial = lost = False
