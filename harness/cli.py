@@ -24,7 +24,17 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from harness import __version__
-from harness.commands import UsageError, checkpoint, faults, jobs_option, limit_option, live_safety, museum, wire
+from harness.commands import (
+    UsageError,
+    checkpoint,
+    faults,
+    jobs_option,
+    limit_option,
+    live_safety,
+    museum,
+    validate,
+    wire,
+)
 from harness.profiles import PROFILES
 from harness.terminal import INTERRUPTS, Output
 
@@ -100,6 +110,7 @@ def build_parser() -> argparse.ArgumentParser:
     properties = commands.add_parser("properties", help="list the properties and what makes a step decisive")
     properties.set_defaults(act=_properties)
     checkpoint.register(commands, _device_option)
+    validate.register(commands, _device_option)
     faults.register(commands, _device_option)
     wire.register(commands)
     live_safety.register(commands)

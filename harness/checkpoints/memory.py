@@ -1,4 +1,4 @@
-"""How much memory a checkpoint takes once it is loaded, and how much the machine has; nothing of the weights is read."""
+"""How much memory a checkpoint takes once it is loaded, and how much the machine has. Reads no weight."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from harness import checkpoints
 from harness.checkpoints import Checkpoint, CheckpointError
@@ -27,16 +28,19 @@ _NAMED = re.compile(r"(?P<where>.+)@(?P<digest>[0-9a-f]{64})(:(?P<dtype>\w+))?",
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedVariant(Variant):
-    """The configuration of a checkpoint; ``build`` loads its weights. ``digest``: its fingerprint, by which two are told
-    apart; ``dtype``: as ``load_model`` takes it."""
+    """The configuration of a checkpoint; ``build`` loads its weights. ``digest``: its fingerprint, by which two are
+    told apart; ``dtype``: as ``load_model`` takes it."""
 
     checkpoint: Checkpoint = field(compare=False, repr=False)
     digest: str
     dtype: str | None = None
 
     def build(self, seed: int) -> Any:
-        """The model with the checkpoint's weights, whatever the seed. CheckpointError names file and key."""
-        return checkpoints.load_model(self.checkpoint, self.dtype, self.options)
+        """The model with the checkpoint's weights, whatever the seed. CheckpointError names file and key, or says why
+        this machine cannot run it: not every kernel has every type, and no program should find that out."""
+        model = checkpoints.load_model(self.checkpoint, self.dtype, self.options)
+        checkpoints.logits(model, np.array([[0, 1]]))
+        return model
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,10 @@ class CheckpointTarget(ReferenceTarget):
     @functools.cached_property
     def capabilities(self) -> frozenset[Capability]:
         return super().capabilities - (set() if compares(self.loaded.checkpoint, self.loaded.dtype) else _OF_FLOAT32)
+
+    def load(self) -> None:
+        """Now, and not at the first forward. CheckpointError."""
+        self.attention_layers  # noqa: B018  # the model tells it
 
 
 def compares(checkpoint: Checkpoint, dtype: str | None) -> bool:
@@ -79,11 +87,11 @@ def target_of(
     return CheckpointTarget(variant, policy, path=path)  # type: ignore[arg-type]
 
 
-def why_no_images(target: CheckpointTarget) -> str | None:
+def why_no_images(checkpoint: Checkpoint) -> str | None:
     """Why no prompt of it can hold an image; None where one can."""
-    if target.variant.reads_images:
+    if getattr(checkpoint.model_config, "vision", None) is not None:
         return None
-    if target.loaded.checkpoint.vision:
+    if checkpoint.vision:
         return "its vision tower is counted, but no model here reads it"
     return "it holds no vision tower"
 
@@ -125,6 +133,10 @@ def target_from_identity(data: object, asked: Asked | None = None) -> Checkpoint
             f"{named['digest'][:16]})"
         )
     target = target_of(checkpoint, named["where"], digest, data["policy"], path, named["dtype"])
-    if path == "images" and (why := why_no_images(target)) is not None:
+    if path == "images" and (why := why_no_images(checkpoint)) is not None:
         raise TargetError(f"{named['where']!s:.200}: {why}")
+    try:
+        target.load()
+    except CheckpointError as error:
+        raise TargetError(str(error)) from error
     return target

@@ -1,0 +1,43 @@
+"""What a validation could not show, in sentences made from what was run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from harness.checkpoints import Checkpoint
+from harness.targets import checkpoint as loaded
+from harness.validation.judged import COMPARED
+from harness.validation.plan import Plan
+
+
+def limits(checkpoint: Checkpoint, dtype: str | None, plan: Plan, left_out: Mapping[str, str]) -> list[str]:
+    """Most important first; never empty, for some engine and some device it always was."""
+    said = [
+        "Masks, caches and scheduler are those of this harness's reference engine: what another engine makes of the "
+        "same weights is not shown.",
+        *(f"{name} was not judged: {why}." for name, why in left_out.items()),
+    ]
+    if any(name in left_out for name in COMPARED):
+        said.append(
+            f"In {loaded.computes_in(checkpoint, dtype)}"
+            f"{' with packed weights' if checkpoint.quantisation else ''} "
+            "not all logits were compared with an independent computation: that they are finite and repeat themselves "
+            "was judged, not that they are right."
+        )
+    if (why := loaded.why_no_images(checkpoint)) is not None:
+        said.append(f"No prompt held an image: {why}.")
+    else:
+        said.append(
+            "Images: one still of random pixels at the beginning of a prompt, trimmed by hand and not by the bound; no "
+            "video."
+        )
+    said += [f"Of the family: {limit}." for limit in loaded.limits(checkpoint.family)]
+    asked = plan.asked
+    said += [
+        f"One sequence with a prompt of {asked.tokens:,} tokens, whose ids are spread over the vocabulary and are no "
+        "text: no batch, no prefix that is shared, no snapshot, no tokenizer, no sampling.",
+        f"The bound is enforced by dropping the oldest keys (P={asked.max_kv_size}, C={asked.prefill_chunk_size}); "
+        "sinks are kept in one trim by hand; rows are stored as computed, not quantised.",
+        f"One device ({loaded.device()}); others round differently.",
+    ]
+    return said
