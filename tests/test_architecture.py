@@ -64,7 +64,15 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("properties.*",),
     ("harness.reporting.*",),
-    ("harness.runner", "harness.detection", "harness.terminal", "harness.workers", "harness.commands.*", "harness.cli"),
+    (
+        "harness.runner",
+        "harness.detection",
+        "harness.terminal",
+        "harness.workers",
+        "harness.validation.*",
+        "harness.commands.*",
+        "harness.cli",
+    ),
 )
 #: Rooms beside the layers: what they are and what of the harness they may know.
 BESIDE: dict[str, frozenset[int]] = {
@@ -109,6 +117,7 @@ MAY_IMPORT = {
         "harness.checkpoints.*",
         "harness.commands.*",
         "harness.wire.*",
+        "harness.validation.measuring",
         "properties.*",
         "reference_models.witness.*",
     ),

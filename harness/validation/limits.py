@@ -13,8 +13,7 @@ from harness.validation.plan import Plan
 def limits(checkpoint: Checkpoint, dtype: str | None, plan: Plan, left_out: Mapping[str, str]) -> list[str]:
     """Most important first; never empty, for some engine and some device it always was."""
     said = [
-        "Masks, caches and scheduler are those of this harness's reference engine: what another engine makes of the "
-        "same weights is not shown.",
+        "The engine is the reference engine of this harness: what another makes of the weights is not shown.",
         *(f"{name} was not judged: {why}." for name, why in left_out.items()),
     ]
     if any(name in left_out for name in COMPARED):
@@ -34,10 +33,10 @@ def limits(checkpoint: Checkpoint, dtype: str | None, plan: Plan, left_out: Mapp
     said += [f"Of the family: {limit}." for limit in loaded.limits(checkpoint.family)]
     asked = plan.asked
     said += [
-        f"One sequence with a prompt of {asked.tokens:,} tokens, whose ids are spread over the vocabulary and are no "
-        "text: no batch, no prefix that is shared, no snapshot, no tokenizer, no sampling.",
-        f"The bound is enforced by dropping the oldest keys (P={asked.max_kv_size}, C={asked.prefill_chunk_size}); "
-        "sinks are kept in one trim by hand; rows are stored as computed, not quantised.",
+        f"One prompt of {asked.tokens:,} tokens, whose ids are spread over the vocabulary and are no text.",
+        "One sequence: no batch, no prefix that is shared, no snapshot; no tokenizer and no sampling.",
+        f"P={asked.max_kv_size} and C={asked.prefill_chunk_size} alone; sinks are kept in one trim that is no bound's.",
+        "Rows are stored as they were computed, not quantised.",
         f"One device ({loaded.device()}); others round differently.",
     ]
     return said

@@ -17,6 +17,7 @@ from harness.checkpoints import Checkpoint, Fingerprint, as_dict
 from harness.checkpoints.memory import Footprint
 from harness.execution import Execution
 from harness.findings import Finding
+from harness.judging import Property
 from harness.operations import EnforceMaxKvSize
 from harness.recording import record as record_trace
 from harness.reporting import record_text, versions, write_atomically
@@ -150,7 +151,7 @@ def _forget(run: Execution, finding: Finding) -> str:
 
 def _record(
     wanted: Validation,
-    judges: tuple[properties.Property, ...],
+    judges: tuple[Property, ...],
     left_out: Mapping[str, str],
     results: Mapping[str, Mapping[str, Any]],
     seconds: float,

@@ -8,6 +8,7 @@ from typing import Any
 
 from harness.findings import Verdict
 from harness.judging import Property
+from harness.reporting.text import count
 from harness.target import Capability
 from harness.validation.judged import CONTROL
 from harness.validation.measuring import DECIDED
@@ -17,6 +18,7 @@ Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """Side -> name of the program -> what ``measuring.measure`` gave."""
 A_A = "same_program_same_bytes"
 PLANTED = "offset"
+_WORST = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.VACUOUS)
 _SEEN = frozenset({Capability.ATTENTION, Capability.POSITIONS})
 
 
@@ -46,14 +48,8 @@ def acceptance(
     rows += [_property(prop, results["after"]) for prop in claimed]
     if "before" in sides:
         rows += [_same_bytes(results), _same_greedy(results)]
-    verdict = next(
-        (
-            worst
-            for worst in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.VACUOUS)
-            if any(r.result is worst for r in rows)
-        ),
-        Verdict.PASS,
-    )
+    met = {row.result for row in rows}
+    verdict = next((worst for worst in _WORST if worst in met), Verdict.PASS)
     return tuple(rows), verdict, _reason(verdict, rows)
 
 
@@ -114,7 +110,7 @@ def _property(prop: Property, results: Mapping[str, Mapping[str, Any]]) -> Row:
         return Row(prop.id, Verdict.INCONCLUSIVE, evidence, decisive)
     worst = max((float(each["worst"]) for each in counted.values() if each["worst"] is not None), default=None)
     told = "" if worst is None else f"; largest difference {worst:.3g}"
-    return Row(prop.id, Verdict.PASS, f"{steps:,} steps in {len(counted)} programs{told}", decisive)
+    return Row(prop.id, Verdict.PASS, f"{steps:,} steps in {count(len(counted), 'program')}{told}", decisive)
 
 
 def _same_bytes(results: Results) -> Row:
