@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.reporting import write_atomically
 
+_FIELDS = {"side", "program", "result"}
 Steps = dict[tuple[str, str], dict[str, Any]]
 
 
@@ -26,9 +27,9 @@ class Journal:
     def __init__(self, path: Path, key: str) -> None:
         self._path = path
         self.steps: Steps = {}
-        lines = _lines(path)
-        if lines and lines[0] == {"key": key}:
-            self.steps = {(line["side"], line["program"]): line["result"] for line in lines[1:]}
+        first, *others = _lines(path) or [None]
+        if first == {"key": key} and all(isinstance(line, dict) and set(line) == _FIELDS for line in others):
+            self.steps = {(line["side"], line["program"]): line["result"] for line in others}
         told = [{"key": key}, *(_line(*names, result) for names, result in self.steps.items())]
         write_atomically(path, "".join(json.dumps(line) + "\n" for line in told))  # without half a line at its end
 
