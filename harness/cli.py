@@ -36,6 +36,7 @@ from harness.commands import (
     museum,
     out_option,
     report,
+    validate,
     wire,
 )
 from harness.profiles import PROFILES
@@ -114,6 +115,7 @@ def build_parser() -> argparse.ArgumentParser:
     properties = commands.add_parser("properties", help="list the properties and what makes a step decisive")
     properties.set_defaults(act=_properties)
     checkpoint.register(commands, _device_option)
+    validate.register(commands, _device_option)
     faults.register(commands, _device_option)
     doctor.register(commands, _device_option)
     explain.register(commands)

@@ -12,6 +12,7 @@ from harness.checkpoints.fingerprint import Fingerprint, fingerprint
 from harness.checkpoints.inputs import Inputs, rows_of
 from harness.checkpoints.loading import check, load_model, not_a_number
 from harness.checkpoints.logits import greedy, logits
+from harness.checkpoints.memory import Footprint, footprint, free_bytes
 from harness.checkpoints.synthesis import synthesise
 from reference_models.registry import UnknownFamily
 
@@ -19,12 +20,15 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "Fingerprint",
+    "Footprint",
     "Inputs",
     "UnknownFamily",
     "as_dict",
     "check",
     "describe",
     "fingerprint",
+    "footprint",
+    "free_bytes",
     "greedy",
     "load_model",
     "logits",

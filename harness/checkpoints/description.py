@@ -29,7 +29,7 @@ _SIZES = (
 )
 
 
-_NO_PROGRAMS = "programs of cache operations: they run on tiny models of the family, not on a checkpoint"
+_NO_PROGRAMS = "programs of cache operations: kv-harness validate runs a few, kv-harness run many on tiny models"
 
 
 def parameters(checkpoint: Checkpoint) -> int:

@@ -32,7 +32,7 @@ def load_model(
     """
     if dtype is not None and dtype not in DTYPES:
         raise CheckpointError(f"dtype is one of {', '.join(DTYPES)}, not {dtype!r:.40}")
-    model = _build(checkpoint, options or {})
+    model = skeleton(checkpoint, options)
     assignments = plan(checkpoint, model)
     store = _Store(checkpoint, assignments, None if dtype is None else DTYPES[dtype])
     try:
@@ -48,13 +48,14 @@ def load_model(
 
 def check(checkpoint: Checkpoint) -> None:
     """CheckpointError unless every weight is there, in its shape and type, and no other. Reads no weight."""
-    plan(checkpoint, _build(checkpoint, {}))
+    plan(checkpoint, skeleton(checkpoint))
 
 
-def _build(checkpoint: Checkpoint, options: Mapping[str, str]) -> Any:
+def skeleton(checkpoint: Checkpoint, options: Mapping[str, str] | None = None) -> Any:
+    """The model without the checkpoint's weights: its own are not computed before somebody uses them."""
     module = importlib.import_module(f"reference_models.{checkpoint.family}")
     try:
-        return module.Model(checkpoint.model_config, **options)
+        return module.Model(checkpoint.model_config, **(options or {}))
     except (ValueError, TypeError, ArithmeticError) as error:
         raise CheckpointError(f"{checkpoint.config_path}: {error}") from error
 

@@ -17,6 +17,7 @@ from harness.target import Path, Target
 #: Kind -> its module.
 KINDS = {
     "reference": "harness.targets.reference",
+    "checkpoint": "harness.targets.checkpoint",
     "mlx_lm": "harness.targets.mlx_lm",
     "mlx_vlm": "harness.targets.mlx_vlm",
     "wire": "harness.targets.wire",

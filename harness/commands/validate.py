@@ -1,0 +1,138 @@
+"""``kv-harness validate CHECKPOINT``: the mask bug, on a real checkpoint, with a report that cannot be empty.
+
+Exit code 0 for PASS; 1 for FAIL, VACUOUS and INCONCLUSIVE; 2 with one line for what cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness.commands import UsageError
+from harness.findings import Verdict
+from harness.validation.plan import Asked, PlanError, make_plan, why_vacuous
+
+FREE = 0.8  # of the free memory is what a validation may take unless somebody says otherwise
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+def register(commands: Any, device_option: Callable[[argparse.ArgumentParser], None]) -> None:
+    """Add the command to the subparsers of the command line."""
+    parser = commands.add_parser("validate", help="run a checkpoint under a bounded KV cache, with a report")
+    parser.set_defaults(act=act)
+    default = Asked()
+    parser.add_argument("checkpoint", help="a directory or a hub id")
+    for option, value, meaning in (
+        ("--max-kv-size", default.max_kv_size, "P: keys that the server lets a sequence hold"),
+        ("--prefill-chunk-size", default.prefill_chunk_size, "C: tokens of a prefill forward"),
+        ("--tokens", default.tokens, "N: tokens of the prompt"),
+        ("--decode", default.decode, "K: tokens decoded behind it"),
+    ):
+        name = meaning[0]
+        parser.add_argument(option, type=int, default=value, metavar=name, help=f"{meaning} (default: {value})")
+    policies = ("live", "offset")
+    parser.add_argument("--before", choices=policies, help="also run under this mask policy, and compare")
+    parser.add_argument("--after", choices=policies, default="live", help="the mask policy that is judged")
+    parser.add_argument("--dtype", choices=DTYPES, help="default: as stored; float32 has its logits compared as well")
+    parser.add_argument("--memory", type=float, metavar="GB", help="at most (default: 80 %% of what is free)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn (default: 0)")
+    parser.add_argument("--out", type=Path, default=Path("reports"), metavar="DIR", help="default: reports")
+    device_option(parser)
+
+
+def act(arguments: argparse.Namespace) -> int:
+    """Validate, print the verdict and the acceptance table; UsageError for what cannot be used."""
+    asked = _asked(arguments)
+    try:
+        from harness import checkpoints
+        from harness.targets import checkpoint as loaded
+        from harness.targets.device import use_device
+        from harness.targets.naming import TargetError
+    except ImportError as error:
+        raise UsageError(f"MLX cannot be loaded ({error}); on Linux install 'mlx[cpu]', on macOS 'mlx'") from error
+    from harness.validation import run as validation
+
+    try:
+        if arguments.device is not None:
+            use_device(arguments.device)
+        checkpoint = checkpoints.open_checkpoint(arguments.checkpoint)
+        checkpoints.check(checkpoint)
+        if (why := why_vacuous(asked)) is not None:
+            print(f"{Verdict.VACUOUS}  {why}")
+            return 1
+        plan = make_plan(asked, images=loaded.why_no_images(checkpoint) is None)
+        compared = loaded.compares(checkpoint, arguments.dtype)
+        vocab_size = int(checkpoint.model_config.vocab_size)
+        needs = checkpoints.footprint(checkpoint, arguments.dtype)
+        estimate = validation.estimate(needs, plan, vocab_size, compared)
+        _check_memory(estimate, arguments.memory, checkpoints.free_bytes())
+        _say(f"{checkpoint.name}: {checkpoint.family}; reading the fingerprint of {checkpoint.weights.bytes:,} bytes")
+        wanted = validation.Validation(
+            checkpoint,
+            arguments.checkpoint,
+            checkpoints.fingerprint(checkpoint),
+            plan,
+            validation.with_control(arguments.before, arguments.after),
+            arguments.dtype,
+            arguments.out,
+            _command(arguments),
+            estimate,
+        )
+        record = validation.run(wanted, _say)
+    except TargetError as error:
+        raise UsageError(f"argument --device: {error}") from error
+    except (checkpoints.CheckpointError, PlanError) as error:
+        raise UsageError(str(error)) from error
+    except OSError as error:
+        where = error.filename or arguments.out
+        raise UsageError(f"cannot write reports: {where}: {error.strerror or error}") from error
+    for row in record["acceptance"]:
+        print(f"{row['result']:<13} {row['criterion']} ({row['decisive_steps']:,} decisive): {row['evidence']}")
+    for found in record["findings"]:
+        print(f"replay        {found['property']}, {found['program']}: {found['replay']}")
+    print(f"{record['verdict']}  {checkpoint.name}: {record['verdict_reason']}\nreport in {wanted.file('md')}")
+    return 0 if record["verdict"] == Verdict.PASS else 1
+
+
+def _asked(arguments: argparse.Namespace) -> Asked:
+    if not 0 <= arguments.seed < 2**32:
+        raise UsageError(f"argument --seed: must lie in [0, 2**32), got {arguments.seed}")
+    if arguments.memory is not None and not arguments.memory > 0:
+        raise UsageError(f"argument --memory: must be a number of GB above 0, got {arguments.memory}")
+    asked = Asked(
+        arguments.max_kv_size, arguments.prefill_chunk_size, arguments.tokens, arguments.decode, arguments.seed
+    )
+    try:
+        why_vacuous(asked)  # refuses what no program can be made of, before anything is opened
+    except PlanError as error:
+        raise UsageError(str(error)) from error
+    return asked
+
+
+def _check_memory(estimate: int, asked: float | None, free: int) -> None:
+    most = asked * 1e9 if asked is not None else FREE * free
+    if estimate > most:
+        told = "--memory" if asked is not None else f"{FREE:.0%} of what is free"
+        raise UsageError(
+            f"this needs about {estimate / 1e9:.3g} GB, and {most / 1e9:.3g} GB is {told}; ask for fewer --tokens, or "
+            "for more --memory"
+        )
+
+
+def _command(arguments: argparse.Namespace) -> str:
+    """What does it again; --memory, --out and what is left out have no say in the result."""
+    parts = ["kv-harness", "validate", arguments.checkpoint]
+    parts += ["--max-kv-size", arguments.max_kv_size, "--prefill-chunk-size", arguments.prefill_chunk_size]
+    parts += ["--tokens", arguments.tokens, "--decode", arguments.decode]
+    parts += ["--before", arguments.before] if arguments.before else []
+    parts += ["--after", arguments.after, *(("--dtype", arguments.dtype) if arguments.dtype else ())]
+    parts += ["--seed", arguments.seed, *(("--device", arguments.device) if arguments.device else ())]
+    return shlex.join(map(str, parts))
+
+
+def _say(text: str) -> None:
+    print(f"validate: {text}", file=sys.stderr, flush=True)

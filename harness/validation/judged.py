@@ -1,0 +1,56 @@
+"""Which properties a validation claims to judge, and why not the others."""
+
+from __future__ import annotations
+
+import properties
+from harness.judging import Property
+from harness.target import Target
+from harness.validation.plan import GROWTH, Plan
+
+CONTROL = "mask_key_axis_equals_live_keys"
+"""What the offset mask policy must break behind every trim."""
+EXACT = (
+    CONTROL,
+    "keys_equal_ledger_live_length",
+    "mask_shows_exactly_the_visible_set",
+    "positions_are_absolute",
+    "trim_reports_what_it_removed",
+    "cached_rows_stay_what_they_were",
+    "memory_is_given_back",
+    "every_operation_completes",
+    "every_forward_gives_finite_logits",
+    "same_program_same_bytes",
+    "operations_are_pure",
+    "untrimmed_outputs_are_byte_identical",
+)
+"""They hold to the bit, whatever the weights are stored in."""
+COMPARED = (
+    "attention_equals_float64",
+    "outputs_equal_the_cache_free_forward",
+    "outputs_equal_the_witness",
+    "rollback_equals_never_speculated",
+    "chunks_equal_one_shot",
+)
+"""They compare numbers to a tolerance."""
+MEMORY = "memory_is_given_back"
+
+
+def claimed(target: Target, plan: Plan, compared: bool) -> tuple[tuple[Property, ...], dict[str, str]]:
+    """The properties that this plan can decide on this target, in the order in which they are judged, and of all
+    others by their ids why they are left out."""
+    chosen, left_out = [], {}
+    for prop in properties.ALL:
+        missing = sorted(prop.needs - target.capabilities)
+        if prop.id not in EXACT + COMPARED:
+            left_out[prop.id] = "the plan has no such operation"
+        elif prop.id in COMPARED and not compared:
+            left_out[prop.id] = "its tolerance is known for float32 weights alone, not packed ones"
+        elif prop.id == MEMORY and not plan.gives_back:
+            left_out[prop.id] = f"no trim leaves {GROWTH} keys less than there were; more --tokens would"
+        elif missing:
+            left_out[prop.id] = f"the target lacks: {', '.join(missing)}"
+        elif (why := prop.never_decisive(target)) is not None:
+            left_out[prop.id] = why
+        else:
+            chosen.append(prop)
+    return tuple(chosen), left_out

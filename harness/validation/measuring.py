@@ -1,0 +1,125 @@
+"""Runs one planned program on one side, and says in plain values (JSON) what it came to."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from harness.comparison import bytes_of
+from harness.execution import Execution
+from harness.findings import Finding
+from harness.judge import Judge
+from harness.judging import Judgement, Property, attention_calls, is_blind
+from harness.steps import ForwardStep, Step
+from harness.tally import Tally
+from harness.target import Target
+from harness.validation.plan import Planned
+
+DECIDED = 0.05
+"""The least gap of the two largest logits of a token, in deviations of its logits, at which its greedy token counts as
+decided: nearer ones may change places by rounding alone."""
+
+Result = dict[str, Any]
+Keep = Callable[[Execution, Finding], str]
+
+
+class _Listener(Tally):
+    """Counts, and keeps the first finding of every property and why a comparison said nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, Judgement] = {}
+        self.doubts: dict[str, str] = {}
+
+    def on_judgement(self, prop: Property, judgement: Judgement) -> None:
+        super().on_judgement(prop, judgement)
+        if judgement.violation is not None:
+            self.found.setdefault(prop.id, judgement)
+        if judgement.inconclusive is not None:
+            self.doubts.setdefault(prop.id, judgement.inconclusive)
+
+
+def measure(target: Target, planned: Planned, judges: Sequence[Property], keep: Keep) -> Result:
+    """Run the program under these properties, all of which go on behind a finding. ``keep`` writes the trace of a
+    finding and returns the command that replays it.
+
+    The result has ``properties`` (id -> steps, decisive, worst, doubt), ``findings``, ``forwards`` (how many, and how
+    many of them blind), ``digests`` and ``greedy`` tokens of every forward, and the ``crash``, if a mask did not fit.
+    """
+    listener = _Listener()
+    judge = Judge(target, planned.program.owners, judges, listener, muted={prop.id for prop in judges})
+    for operation in planned.program.operations:
+        if judge.stopped:
+            break
+        judge.apply(operation)
+    judge.end()
+    run = judge.run
+    forwards = [forward for step in run.steps for forward in step.forwards]
+    done = [forward.seen.logits for forward in forwards if forward.seen.logits is not None]
+    return {
+        "program": planned.name,
+        "properties": {
+            name: {
+                "steps": counted.steps,
+                "decisive": counted.decisive_steps,
+                "worst": None if counted.worst is None else f"{counted.worst:.3g}",
+                "doubt": listener.doubts.get(name),
+            }
+            for name, counted in listener.properties.items()
+        },
+        "findings": [_finding(run, prop, judgement, keep) for prop, judgement in listener.found.items()],
+        "forwards": len(forwards),
+        "blind": sum(is_blind(run, forward) for forward in forwards),
+        "digests": [hashlib.sha256(bytes_of(logits)).hexdigest()[:16] for logits in done],
+        "greedy": [greedy(logits) for logits in done],
+        "crash": _crash(run),
+    }
+
+
+def greedy(logits: np.ndarray[Any, Any]) -> list[int]:
+    """The greedy token of every row of [l, vocab]; -1 where it is not decided (see DECIDED)."""
+    if logits.shape[-1] < 2:
+        return [-1] * len(logits)
+    two = np.partition(logits, -2, axis=-1)[:, -2:]
+    decided = two[:, 1] - two[:, 0] > DECIDED * logits.std(axis=-1)
+    return [int(token) for token in np.where(decided, logits.argmax(axis=-1), -1)]
+
+
+def _finding(run: Execution, prop: str, judgement: Judgement, keep: Keep) -> dict[str, Any]:
+    assert judgement.violation is not None
+    finding = Finding(prop, run.target.identity.name, judgement.violation, run.program)
+    return {
+        "property": prop,
+        "target": run.target.identity.name,
+        "message": " ".join(finding.message.split()),
+        "program_text": str(run.program),
+        "replay": keep(run, finding),
+    }
+
+
+def _crash(run: Execution) -> dict[str, Any] | None:
+    """The first forward whose mask does not fit its keys: the shapes of the mask and of the scores, and what was
+    raised."""
+    for step in run.steps:
+        for forward in step.forwards:
+            for layer, call in attention_calls(run, forward):
+                if call.mask_shape is not None and call.mask_keys not in (None, call.key_len):
+                    scores = [1, call.heads, call.query_len, call.key_len]
+                    return _told(step, forward, layer, list(call.mask_shape), scores)
+    return None
+
+
+def _told(step: Step, forward: ForwardStep, layer: int, mask: list[int], scores: list[int]) -> dict[str, Any]:
+    positions, error = forward.append.positions, forward.seen.error
+    return {
+        "operation": step.operation.text(),
+        "offset": positions.start,
+        "live_len": len(forward.append.held),
+        "layer": layer,
+        "mask_shape": mask,
+        "score_shape": scores,
+        "error": None if error is None else " ".join(error.split()),
+    }

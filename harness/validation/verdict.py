@@ -1,0 +1,148 @@
+"""What the measured programs of all sides come to: the acceptance table, and the verdict of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.findings import Verdict
+from harness.judging import Property
+from harness.reporting.text import count
+from harness.target import Capability
+from harness.validation.judged import CONTROL
+from harness.validation.measuring import DECIDED
+from harness.validation.plan import Plan
+
+Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""Side -> name of the program -> what ``measuring.measure`` gave."""
+A_A = "same_program_same_bytes"
+PLANTED = "offset"
+_WORST = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.VACUOUS)
+_SEEN = frozenset({Capability.ATTENTION, Capability.POSITIONS})
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the acceptance table. ``decisive``: steps that could have told right from wrong."""
+
+    criterion: str
+    result: Verdict
+    evidence: str
+    decisive: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "criterion": self.criterion,
+            "result": self.result.value,
+            "evidence": self.evidence,
+            "decisive_steps": self.decisive,
+        }
+
+
+def acceptance(
+    plan: Plan, sides: Mapping[str, str], claimed: Sequence[Property], results: Results
+) -> tuple[tuple[Row, ...], Verdict, str]:
+    """(rows, verdict, reason). ``sides``: name (``after`` is the one that is judged) -> mask policy."""
+    rows = [_reaches(plan), _control(plan, results[control_side(sides)])]
+    rows += [_property(prop, results["after"]) for prop in claimed]
+    if "before" in sides:
+        rows += [_same_bytes(results), _same_greedy(results)]
+    met = {row.result for row in rows}
+    verdict = next((worst for worst in _WORST if worst in met), Verdict.PASS)
+    return tuple(rows), verdict, _reason(verdict, rows)
+
+
+def control_side(sides: Mapping[str, str]) -> str:
+    """The side that has the planted bug; the judged one itself, where that has it."""
+    return next(side for side, policy in sides.items() if policy == PLANTED)
+
+
+def _reason(verdict: Verdict, rows: Sequence[Row]) -> str:
+    if verdict is Verdict.PASS:
+        decisive = sum(row.decisive for row in rows)
+        return f"{len(rows)} criteria hold, {decisive:,} decisive steps; the planted bug was caught on the same plan"
+    names = ", ".join(row.criterion for row in rows if row.result is verdict)
+    words = {
+        Verdict.FAIL: "not met",
+        Verdict.INCONCLUSIVE: "could not be compared",
+        Verdict.VACUOUS: "never put to the test",
+    }
+    return f"{words[verdict]}: {names}"
+
+
+def _reaches(plan: Plan) -> Row:
+    first = plan.first_decisive
+    widths = f"a mask by the offset has {first.offset + first.tokens} keys, attention {first.live_len + first.tokens}"
+    decisive = sum(chunk.decisive for chunk in plan.chunks)
+    return Row("the prompt gets to a chunk behind a trim", Verdict.PASS, f"{first}: {widths}", decisive)
+
+
+def _control(plan: Plan, results: Mapping[str, Mapping[str, Any]]) -> Row:
+    criterion = "the offset mask policy is caught on the same plan"
+    names = [planned.name for planned in plan.programs if planned.decisive]
+    caught = {name: [f for f in results[name]["findings"] if f["property"] == CONTROL] for name in names}
+    if missed := [name for name in names if not caught[name]]:
+        evidence = f"not caught in {', '.join(missed)}: that nothing else was found there proves nothing"
+        return Row(criterion, Verdict.VACUOUS, evidence, len(names) - len(missed))
+    evidence = "; ".join(f"{name}: {found[0]['message']}" for name, found in caught.items())
+    return Row(criterion, Verdict.PASS, evidence, len(names))
+
+
+def _property(prop: Property, results: Mapping[str, Mapping[str, Any]]) -> Row:
+    counted = {name: r["properties"][prop.id] for name, r in results.items() if prop.id in r["properties"]}
+    steps, decisive = (sum(each[what] for each in counted.values()) for what in ("steps", "decisive"))
+    found = [f for result in results.values() for f in result["findings"] if f["property"] == prop.id]
+    doubt = next((each["doubt"] for each in counted.values() if each["doubt"]), None)
+    blind = sum(result["blind"] for result in results.values())
+    if found and prop.id == A_A:
+        return Row(prop.id, Verdict.INCONCLUSIVE, found[0]["message"], decisive)
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        return Row(prop.id, Verdict.FAIL, found[0]["message"] + more, decisive)
+    if doubt:
+        return Row(prop.id, Verdict.INCONCLUSIVE, doubt, decisive)
+    if not decisive:
+        return Row(prop.id, Verdict.VACUOUS, f"no decisive step in {steps}; decisive: {prop.decisive_when}", 0)
+    if blind and prop.needs & _SEEN:
+        forwards = sum(result["forwards"] for result in results.values())
+        evidence = f"{blind} of {forwards} forwards hid attention or position calls"
+        return Row(prop.id, Verdict.INCONCLUSIVE, evidence, decisive)
+    worst = max((float(each["worst"]) for each in counted.values() if each["worst"] is not None), default=None)
+    told = "" if worst is None else f"; largest difference {worst:.3g}"
+    return Row(prop.id, Verdict.PASS, f"{steps:,} steps in {count(len(counted), 'program')}{told}", decisive)
+
+
+def _same_bytes(results: Results) -> Row:
+    """The untrimmed program, forward by forward."""
+    criterion = "untrimmed logits are those of the before side, byte for byte"
+    before, after = (results[side]["untrimmed"]["digests"] for side in ("before", "after"))
+    if _doubtful(results):
+        return Row(criterion, Verdict.INCONCLUSIVE, "a side does not repeat itself", 0)
+    if before == after:
+        return Row(criterion, Verdict.PASS, f"{len(after)} forwards", len(after))
+    differ = sum(a != b for a, b in zip(before, after, strict=False)) + abs(len(before) - len(after))
+    return Row(criterion, Verdict.FAIL, f"{differ} of {len(after)} forwards differ", len(after))
+
+
+def _same_greedy(results: Results) -> Row:
+    """Forward by forward as far as both sides got, at tokens that both decide."""
+    criterion = "greedy tokens are those of the before side, where both are decided"
+    decided = total = 0
+    different = []
+    for name, after in results["after"].items():
+        for mine, theirs in zip(after["greedy"], results["before"][name]["greedy"], strict=False):
+            both = [(a, b) for a, b in zip(mine, theirs, strict=False) if a >= 0 and b >= 0]
+            total += len(mine)
+            decided += len(both)
+            different += [name for a, b in both if a != b]
+    told = f"{decided:,} of {total:,} tokens are decided (the two largest logits {DECIDED:g} deviations apart)"
+    if _doubtful(results):
+        return Row(criterion, Verdict.INCONCLUSIVE, "a side does not repeat itself", decided)
+    if different:
+        return Row(criterion, Verdict.FAIL, f"{len(different)} differ, the first in {different[0]}; {told}", decided)
+    return Row(criterion, Verdict.PASS if decided else Verdict.VACUOUS, told, decided)
+
+
+def _doubtful(results: Results) -> bool:
+    return any(f["property"] == A_A for result in results["after"].values() for f in result["findings"])

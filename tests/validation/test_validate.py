@@ -1,0 +1,151 @@
+"""Synthetic checkpoints through the whole command: right ones pass, the historic bug fails, half a one is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from harness.cli import main
+from harness.reporting.checkpoint import checkpoint_markdown, load_checkpoint_schema
+from tests.validation.conftest import Synth, Validate
+
+FAMILIES = ("mistral4", "nemotron_nas", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
+VALIDATOR = jsonschema.Draft202012Validator(load_checkpoint_schema())
+KINDS = {"float32": {}, "float16": {"dtype": "float16"}, "4-bit": {"bits": 4}}
+COMPARED = "outputs_equal_the_witness"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_live_policy_passes_and_the_offset_policy_fails(
+    family: str, kind: str, synth: Synth, validate: Validate
+) -> None:
+    folder = synth(family, **KINDS[kind])
+    experts = family in ("mistral4", "qwen3_vl_moe") and kind == "float16"
+    wide = ("--dtype", "float32") if experts else ()  # MLX has no half-precision experts on a CPU
+    if experts:
+        refused = validate(folder)
+        assert refused.code == 2 and "--dtype float32" in refused.err and refused.record is None
+    right = validate(folder, *wide)
+    assert (right.code, right.record and right.record["verdict"]) == (0, "PASS"), right.out
+    assert right.record is not None and not right.record["findings"]
+    assert all(row["decisive_steps"] > 0 for row in right.record["acceptance"])
+    VALIDATOR.validate(right.record)
+    assert right.markdown == checkpoint_markdown(right.record)
+    criteria = [row["criterion"] for row in right.record["acceptance"]]
+    assert (COMPARED in criteria) == (kind == "float32" or experts)
+    assert any(COMPARED in limit for limit in right.record["limits"]) == (COMPARED not in criteria)
+    sees = family.startswith("qwen")
+    assert [planned["name"] for planned in right.record["plan"]["programs"]][3:] == ["images"] * sees
+
+    wrong = validate(folder, *wide, "--after", "offset")
+    assert (wrong.code, wrong.record and wrong.record["verdict"]) == (1, "FAIL")
+    assert wrong.record is not None
+    VALIDATOR.validate(wrong.record)
+    assert {"mask_key_axis_equals_live_keys", "every_operation_completes"} <= {
+        found["property"] for found in wrong.record["findings"]
+    }
+    (crash,) = [crash for crash in wrong.record["crashes"] if crash["program"] == "bounded"]
+    assert crash["mask_shape"] == [8, 32] and crash["score_shape"][-2:] == [8, 24]
+
+
+def test_a_finding_can_be_replayed(
+    synth: Synth, validate: Validate, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = synth("qwen2_vl")
+    wrong = validate(folder, "--after", "offset")
+    assert wrong.record is not None
+    for found in wrong.record["findings"]:
+        file = found["replay"].split()[-1]
+        assert main(["replay", file]) == 1
+        assert f"{found['property']} is still broken" in capsys.readouterr().out
+    trace = json.loads(Path(file).read_text())
+    other = tmp_path / "other"
+    assert main(["synth", "qwen2_vl", str(other), "--seed", "1"]) == 0
+    trace["target"]["variant"] = trace["target"]["variant"].replace(str(folder), str(other))
+    edited = _refingerprinted(trace, tmp_path / "edited.json")
+    assert main(["replay", str(edited)]) == 2
+    assert "is another checkpoint now" in capsys.readouterr().err
+
+
+def _refingerprinted(trace: dict[str, object], path: Path) -> Path:
+    from harness.operations import Program
+    from harness.trace import Trace
+
+    target, finding, steps, versions = (trace[name] for name in ("target", "finding", "steps", "versions"))
+    made = Trace(target, Program.from_json(trace["program"]), finding, tuple(steps), versions)  # type: ignore[arg-type]
+    path.write_text(made.to_text())
+    return path
+
+
+def test_before_and_after(synth: Synth, validate: Validate) -> None:
+    seen = validate(synth("qwen3_vl"), "--before", "offset")
+    assert seen.code == 0 and seen.record is not None
+    VALIDATOR.validate(seen.record)
+    assert seen.record["sides"] == {"after": "live", "before": "offset"}  # which is the control as well
+    assert {(crash["side"], crash["program"]) for crash in seen.record["crashes"]} == {
+        ("before", "bounded"),
+        ("before", "sinks_and_rollback"),
+        ("before", "images"),
+    }
+    greedy = seen.row("greedy tokens are those of the before side, where both are decided")
+    assert greedy["result"] == "PASS" and greedy["decisive_steps"] > 20 and "0.05 deviations" in greedy["evidence"]
+    assert seen.row("untrimmed logits are those of the before side, byte for byte")["decisive_steps"] == 7
+    assert seen.markdown is not None and "(8, 32)" in seen.markdown
+
+
+def test_the_seed_decides_all_but_the_time(synth: Synth, validate: Validate) -> None:
+    first, again, other = (validate(synth("nemotron_nas"), "--seed", seed).record for seed in ("3", "3", "4"))
+    assert first is not None and again is not None and other is not None
+    assert first | {"written": None} == again | {"written": None}
+    assert first["plan"]["programs"] != other["plan"]["programs"]
+
+
+def test_the_defaults_are_decisive_for_every_property_that_is_claimed(synth: Synth, validate: Validate) -> None:
+    defaults = ("--max-kv-size", "128", "--prefill-chunk-size", "64", "--tokens", "512", "--decode", "8")
+    seen = validate(synth("nemotron_nas"), *defaults)
+    assert seen.code == 0 and seen.record is not None
+    assert seen.row("memory_is_given_back")["decisive_steps"] > 0
+    expected = f"kv-harness validate {synth('nemotron_nas')} {' '.join(defaults)} --after live --seed 0"
+    assert seen.record["command"] == expected
+
+
+def test_truncated_weights_are_refused_in_one_line(synth: Synth, validate: Validate, tmp_path: Path) -> None:
+    folder = tmp_path / "cut"
+    assert main(["synth", "qwen2_vl", str(folder)]) == 0
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    seen = validate(folder)
+    assert seen.code == 2 and seen.record is None
+    assert seen.err.startswith("kv-harness: error: ") and seen.err.count("\n") == 1 and "model.safetensors" in seen.err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--memory", "0.0001"), "0.0001 GB is --memory"),
+        (("--memory", "-1"), "argument --memory"),
+        (("--seed", "-1"), "argument --seed"),
+        (("--tokens", "0"), "argument --tokens"),
+        (("--tokens", "9000"), "argument --tokens"),
+    ],
+)
+def test_what_cannot_be_used_gets_one_line(
+    options: tuple[str, ...], words: str, synth: Synth, validate: Validate
+) -> None:
+    seen = validate(synth("qwen2_vl"), *options)
+    assert (seen.code, seen.record) == (2, None)
+    assert words in seen.err and seen.err.count("\n") == 1
+
+
+def test_a_folder_where_a_report_would_go_is_no_crash(synth: Synth, validate: Validate, tmp_path: Path) -> None:
+    seen = validate(synth("nemotron_nas"))
+    assert seen.record is not None
+    report = tmp_path / "reports" / "checkpoints" / f"checkpoint-{seen.record['checkpoint']['fingerprint'][:8]}.md"
+    report.unlink()
+    report.mkdir()
+    code = main(["validate", str(synth("nemotron_nas")), "--out", str(tmp_path / "reports")])
+    assert code == 2

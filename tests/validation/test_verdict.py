@@ -1,0 +1,148 @@
+"""The acceptance table, from results made up for it: what makes a verdict worse, and what does not."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+
+import properties
+from harness.findings import Verdict
+from harness.validation.measuring import greedy
+from harness.validation.plan import Asked, make_plan
+from harness.validation.run import with_control
+from harness.validation.verdict import acceptance
+
+PLAN = make_plan(Asked(16, 8, 40), images=False)
+JUDGED = tuple(properties.BY_ID[name] for name in ("mask_key_axis_equals_live_keys", "same_program_same_bytes"))
+MASK, A_A = (prop.id for prop in JUDGED)
+SIDES = with_control("live", "live")
+Results = dict[str, dict[str, dict[str, Any]]]
+
+
+def _result(caught: bool) -> dict[str, Any]:
+    counted = {"steps": 3, "decisive": 2, "worst": None, "doubt": None}
+    return {
+        "properties": {prop.id: dict(counted) for prop in JUDGED},
+        "findings": [{"property": MASK, "message": "the mask has 32 keys"}] if caught else [],
+        "forwards": 5,
+        "blind": 0,
+        "digests": ["a", "b"],
+        "greedy": [[1, -1], [2]],
+        "crash": None,
+    }
+
+
+@pytest.fixture
+def results() -> Results:
+    """Of a right target, with its control caught wherever it must be."""
+    return {
+        side: {planned.name: _result(side == "control" and planned.name != "untrimmed") for planned in PLAN.programs}
+        for side in SIDES
+    }
+
+
+def _verdict(results: Results) -> Verdict:
+    return acceptance(PLAN, SIDES, JUDGED, results)[1]
+
+
+def _row(results: Results, start: str) -> tuple[Verdict, str, int]:
+    rows = acceptance(PLAN, SIDES, JUDGED, results)[0]
+    row = next(row for row in rows if row.criterion.startswith(start))
+    return row.result, row.evidence, row.decisive
+
+
+def test_a_right_target_passes(results: Results) -> None:
+    rows, verdict, reason = acceptance(PLAN, SIDES, JUDGED, results)
+    assert (verdict, len(rows)) == (Verdict.PASS, 6)
+    assert "the planted bug was caught" in reason
+    assert _row(results, "greedy")[2] == 6  # an undecided token counts for nothing
+
+
+def test_a_finding_fails_whatever_else_happened(results: Results) -> None:
+    results["after"]["bounded"] = _result(True)
+    results["control"]["bounded"]["findings"] = []
+    assert _verdict(results) is Verdict.FAIL
+    assert _row(results, MASK)[:2] == (Verdict.FAIL, "the mask has 32 keys")
+
+
+@pytest.mark.parametrize("program", ["bounded", "sinks_and_rollback"])
+def test_a_control_that_is_missed_in_one_program_is_vacuous(results: Results, program: str) -> None:
+    results["control"][program]["findings"] = []
+    assert _verdict(results) is Verdict.VACUOUS
+    assert program in _row(results, "the offset mask policy")[1]
+
+
+def test_the_control_must_break_the_width_of_the_mask(results: Results) -> None:
+    results["control"]["bounded"]["findings"] = [{"property": "every_operation_completes", "message": "raised"}]
+    assert _verdict(results) is Verdict.VACUOUS
+
+
+def test_a_property_without_a_decisive_step_is_vacuous(results: Results) -> None:
+    for result in results["after"].values():
+        result["properties"][MASK]["decisive"] = 0
+    assert _verdict(results) is Verdict.VACUOUS
+    results["after"]["bounded"]["properties"][MASK]["decisive"] = 1
+    assert _verdict(results) is Verdict.PASS
+
+
+def test_a_property_that_was_never_asked_is_vacuous(results: Results) -> None:
+    for result in results["after"].values():
+        del result["properties"][MASK]
+    assert _row(results, MASK)[0] is Verdict.VACUOUS
+
+
+def test_one_blind_forward_makes_what_rests_on_the_probe_inconclusive(results: Results) -> None:
+    results["after"]["bounded"]["blind"] = 1
+    assert _row(results, MASK)[0] is Verdict.INCONCLUSIVE and _row(results, A_A)[0] is Verdict.PASS
+    assert _verdict(results) is Verdict.INCONCLUSIVE
+
+
+def test_a_against_a_is_a_doubt_and_no_finding(results: Results) -> None:
+    results["after"]["untrimmed"]["findings"] = [{"property": A_A, "message": "differs"}]
+    for start in (A_A, "untrimmed logits", "greedy"):
+        assert _row(results, start)[0] is Verdict.INCONCLUSIVE
+    assert _verdict(results) is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("digests", [["a", "c"], ["a"], []])
+def test_untrimmed_logits_that_differ_from_before_fail(results: Results, digests: list[str]) -> None:
+    results["before"]["untrimmed"]["digests"] = digests
+    assert _row(results, "untrimmed logits")[0] is Verdict.FAIL
+    assert _verdict(results) is Verdict.FAIL
+
+
+def test_trimmed_logits_may_differ_from_before(results: Results) -> None:
+    results["before"]["bounded"]["digests"] = ["a"]
+    assert _verdict(results) is Verdict.PASS
+
+
+def test_greedy_tokens_count_where_both_sides_are_decided(results: Results) -> None:
+    other = copy.deepcopy(results)
+    other["before"]["bounded"]["greedy"] = [[1, 7], [-1]]
+    assert _row(other, "greedy")[0] is Verdict.PASS and _row(other, "greedy")[2] == 5
+    other["before"]["bounded"]["greedy"] = [[1, 7], [3]]
+    assert _row(other, "greedy")[0] is Verdict.FAIL and "bounded" in _row(other, "greedy")[1]
+    for result in results["before"].values():
+        result["greedy"] = [[-1, -1], [-1]]
+    assert _row(results, "greedy")[0] is Verdict.VACUOUS
+
+
+def test_the_offset_policy_is_a_side_of_every_validation() -> None:
+    assert with_control(None, "live") == {"after": "live", "control": "offset"}
+    assert with_control("offset", "live") == {"after": "live", "before": "offset"}
+    assert with_control("live", "live")["control"] == "offset"
+    assert with_control(None, "offset") == {"after": "offset"}
+
+
+def test_a_greedy_token_is_decided_by_the_gap_of_the_two_largest_logits() -> None:
+    row = np.zeros(100, np.float32)
+    row[:50] = 1.0
+    row[3], row[7] = 5.0, 4.9
+    near, far = row.copy(), row.copy()
+    near[7] = 5.0 - 0.04 * near.std()
+    far[7] = 5.0 - 0.06 * far.std()
+    assert greedy(np.stack([near, far, np.full(100, 2.0, np.float32)])) == [-1, 3, -1]
+    assert greedy(np.zeros((2, 1), np.float32)) == [-1, -1]
