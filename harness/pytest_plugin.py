@@ -125,7 +125,7 @@ class Configuration(Verified):
         told = {"target": self.verified, "programs": result.tally.coverage.programs, "properties": verdicts}
         self.user_properties.append((_TOLD, told))
         replays = write_findings(self.run, result)
-        bad = [bug.finding.text() + f"\n      replay    {replays[bug.finding.property_id][0]}" for bug in result.found]
+        bad = [bug.finding.text() + f"\n      replay    {replays[bug.finding.property_id]}" for bug in result.found]
         tolerated = {Verdict.PASS, Verdict.NOT_APPLICABLE, Verdict.FAIL}  # FAIL is told by its finding
         if profile.name == "smoke":  # too small to be strict
             tolerated.add(Verdict.VACUOUS)

@@ -26,19 +26,17 @@ from harness.reporting import (
     check_writable,
     family_markdown,
     family_record,
-    html_page,
-    pictures,
     record_text,
     summary_table,
     versions,
     write_atomically,
+    write_pages,
 )
 from harness.reporting import history as past
 from harness.target import Path as TargetPath
 from harness.target import Target
 from harness.targets import naming, reference
 from harness.terminal import INTERRUPTS
-from harness.trace import Trace
 from harness.workers import Died, in_a_process, in_processes, orphaned
 
 DATABASE = Path(".hypothesis") / "kv-harness"
@@ -204,13 +202,10 @@ def judged(
 
 
 def _write(run: Run, subject: naming.Subject, result: CampaignResult, control: CampaignResult | None) -> dict[str, Any]:
-    found = write_findings(run, result)
-    replays = {name: command for name, (command, _) in found.items()}
-    data = record_of(run, subject, result, control, replays, run.command)
-    drawn = {at: pictures(found[one["property"]][1]) for at, one in enumerate(data["findings"], 1)}
-    text, stem = family_markdown(data), run.out / run.report
-    for kind, content in zip(KINDS, (record_text(data), text, html_page(text, drawn)), strict=True):
-        write_atomically(stem.with_name(f"{stem.name}.{kind}"), content)
+    data = record_of(run, subject, result, control, write_findings(run, result), run.command)
+    file = run.out / run.report.with_name(f"{run.report.name}.json")
+    write_atomically(file, record_text(data))
+    write_pages(file, family_markdown(data), data["findings"], run.out)
     return data
 
 
@@ -252,18 +247,18 @@ def report_name(family: str, path: TargetPath) -> str:
     return family if path == "text" else f"{family}-{path}"
 
 
-def write_findings(run: Run, result: CampaignResult) -> dict[str, tuple[str, Trace]]:
-    """Write the trace of every finding; returns, by property, the command that replays it, and the trace."""
+def write_findings(run: Run, result: CampaignResult) -> dict[str, str]:
+    """Write the trace of every finding; returns the commands that replay them, by property."""
     return {bug.finding.property_id: _write_finding(bug, run) for bug in result.found}
 
 
-def _write_finding(bug: FoundBug, run: Run) -> tuple[str, Trace]:
+def _write_finding(bug: FoundBug, run: Run) -> str:
     trace = record(execute(bug.target, bug.finding.program), bug.finding, versions())
     path = run.out / "findings" / trace.file_name
     write_atomically(path, trace.to_text())
     options = " --run-command" if bug.target.identity.command is not None else ""
     options += "" if run.limit == naming.LIMIT else f" --limit {run.limit:g}"
-    return f"kv-harness replay {shlex.quote(str(path))}{options}", trace
+    return f"kv-harness replay {shlex.quote(str(path))}{options}"
 
 
 def finding_text(found: dict[str, Any]) -> str:

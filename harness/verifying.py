@@ -86,7 +86,7 @@ def verify(
         result, control = judged(run, subject.targets, lambda _: check())
         if result.partial:
             raise KeyboardInterrupt
-        replays = {name: command for name, (command, _) in write_findings(run, result).items()}
+        replays = write_findings(run, result)
         again = run.command if isinstance(target, str) else f"verify(..., {profile!r}, seed={seed})"
         record = record_of(run, subject, result, control, replays, again)
     return Report(record, tuple(result.found))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,8 @@ def register(commands: Any) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> int:
+    from harness.reporting import family_markdown, html_page, write_atomically, write_pages
     from harness.reporting import history as past
-    from harness.reporting import html_page, write_atomically
     from harness.reporting.history import FILE, HistoryError, index_markdown
 
     out: Path = arguments.out
@@ -45,7 +44,7 @@ def _report(arguments: argparse.Namespace) -> int:
         history = past.merge(out / FILE, [other / FILE for other in arguments.merge])
         found = [(path, _read(path)) for path in _records(out)]
         for path, record in found:
-            _write_pages(path, record, out)
+            write_pages(path, family_markdown(record), record["findings"], out)
         pages = [path.relative_to(out).with_suffix(".md").as_posix() for path, _ in found]
         text = index_markdown([record for _, record in found], pages, history)
         write_atomically(out / "index.md", text)
@@ -74,22 +73,6 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path}: no record of a report ({type(error).__name__}: {error!s:.80}); remove it") from error
     return record
-
-
-def _write_pages(path: Path, record: dict[str, Any], out: Path) -> None:
-    from harness.reporting import family_markdown, html_page, pictures, write_atomically
-    from harness.trace import TraceError, read_trace
-
-    drawn: dict[int, list[str]] = {}
-    for at, found in enumerate(record["findings"], 1):
-        words = shlex.split(found["replay"] or "")
-        try:
-            drawn[at] = pictures(read_trace(out / "findings" / Path(words[2]).name)) if len(words) > 2 else []
-        except TraceError:  # the trace is gone: the page has a picture less
-            continue
-    text = family_markdown(record)
-    write_atomically(path.with_suffix(".md"), text)
-    write_atomically(path.with_suffix(".html"), html_page(text, drawn))
 
 
 def _take_over(out: Path, other: Path) -> None:

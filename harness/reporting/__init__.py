@@ -6,6 +6,7 @@ from harness.reporting.environment import versions
 from harness.reporting.files import check_writable, replace, write_atomically
 from harness.reporting.html import html_page
 from harness.reporting.markdown import family_markdown, summary_table
+from harness.reporting.pages import write_pages
 from harness.reporting.pictures import pictures
 from harness.reporting.record import family_record, load_schema, record_text
 
@@ -21,4 +22,5 @@ __all__ = [
     "summary_table",
     "versions",
     "write_atomically",
+    "write_pages",
 ]

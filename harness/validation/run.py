@@ -20,7 +20,7 @@ from harness.findings import Finding
 from harness.judging import Property
 from harness.operations import EnforceMaxKvSize
 from harness.recording import record as record_trace
-from harness.reporting import record_text, versions, write_atomically
+from harness.reporting import record_text, versions, write_atomically, write_pages
 from harness.reporting.checkpoint import SCHEMA, SCHEMA_VERSION, checkpoint_markdown
 from harness.targets import checkpoint as loaded
 from harness.validation.journal import Journal, key_of
@@ -114,7 +114,7 @@ def run(wanted: Validation, say: Callable[[str], None]) -> dict[str, Any]:
         results[side][program] = result
     data = _record(wanted, judges, left_out, results, time.monotonic() - started)
     write_atomically(wanted.file("json"), record_text(data))
-    write_atomically(wanted.file("md"), checkpoint_markdown(data))
+    write_pages(wanted.file("json"), checkpoint_markdown(data), data["findings"], wanted.out)
     journal.remove()
     return data
 
