@@ -83,6 +83,9 @@ def act(arguments: argparse.Namespace) -> int:
             estimate,
         )
         record = validation.run(wanted, _say)
+    except KeyboardInterrupt:
+        _say("interrupted; there is no report, and the same command goes on behind the programs that are finished")
+        raise
     except TargetError as error:
         raise UsageError(f"argument --device: {error}") from error
     except (checkpoints.CheckpointError, PlanError) as error:

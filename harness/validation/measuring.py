@@ -24,6 +24,7 @@ decided: nearer ones may change places by rounding alone."""
 
 Result = dict[str, Any]
 Keep = Callable[[Execution, Finding], str]
+Tick = Callable[[str], None]
 
 
 class _Listener(Tally):
@@ -42,19 +43,22 @@ class _Listener(Tally):
             self.doubts.setdefault(prop.id, judgement.inconclusive)
 
 
-def measure(target: Target, planned: Planned, judges: Sequence[Property], keep: Keep) -> Result:
+def measure(target: Target, planned: Planned, judges: Sequence[Property], keep: Keep, tick: Tick) -> Result:
     """Run the program under these properties, all of which go on behind a finding. ``keep`` writes the trace of a
-    finding and returns the command that replays it.
+    finding and returns the command that replays it; ``tick`` is told in words how far it is, and may interrupt it.
 
     The result has ``properties`` (id -> steps, decisive, worst, doubt), ``findings``, ``forwards`` (how many, and how
     many of them blind), ``digests`` and ``greedy`` tokens of every forward, and the ``crash``, if a mask did not fit.
     """
     listener = _Listener()
     judge = Judge(target, planned.program.owners, judges, listener, muted={prop.id for prop in judges})
-    for operation in planned.program.operations:
+    operations = planned.program.operations
+    for number, operation in enumerate(operations):
         if judge.stopped:
             break
+        tick(f"operation {number + 1} of {len(operations)}, {operation.text()}")
         judge.apply(operation)
+    tick(f"{len(judge.run.steps)} operations done, comparing")
     judge.end()
     run = judge.run
     forwards = [forward for step in run.steps for forward in step.forwards]

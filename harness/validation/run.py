@@ -23,6 +23,7 @@ from harness.recording import record as record_trace
 from harness.reporting import record_text, versions, write_atomically, write_pages
 from harness.reporting.checkpoint import SCHEMA, SCHEMA_VERSION, checkpoint_markdown
 from harness.targets import checkpoint as loaded
+from harness.terminal import INTERRUPTS
 from harness.validation.journal import Journal, key_of
 from harness.validation.judged import CONTROL, claimed
 from harness.validation.limits import limits
@@ -32,6 +33,7 @@ from harness.validation.verdict import A_A, PLANTED, acceptance
 
 WATCHED = (CONTROL, "mask_shows_exactly_the_visible_set", "every_operation_completes")
 """What sides are asked that are not judged: where their masks break."""
+SILENCE = 10.0  # seconds after which a program says how far it is
 PASSES = 3  # of a program: itself, again, and its untrimmed part under the other policy
 PASSES_COMPARED = 7  # and without rejected drafts, in one forward, without a cache, in float64 (which counts twice)
 
@@ -97,12 +99,13 @@ def run(wanted: Validation, say: Callable[[str], None]) -> dict[str, Any]:
     judges, left_out = claimed(target, wanted.plan, loaded.compares(wanted.checkpoint, wanted.dtype))
     for side in wanted.sides:
         for planned in wanted.plan.programs:
-            if (side, planned.name) in journal.steps:
+            if (side, planned.name) in journal.steps or (side == "control" and not planned.decisive):
                 continue
             since = time.monotonic()
             chosen = judges if side == "after" else tuple(properties.BY_ID[name] for name in WATCHED)
             keep = _keep(wanted) if side == "after" else _forget
-            result = measure(_target(wanted, side, planned.path), planned, chosen, keep)
+            tick = _tick(f"{side}/{planned.name}", say)
+            result = measure(_target(wanted, side, planned.path), planned, chosen, keep, tick)
             journal.add(side, planned.name, result)
             found = len(result["findings"])
             say(
@@ -143,6 +146,20 @@ def _keep(wanted: Validation) -> Callable[[Execution, Finding], str]:
         return f"kv-harness replay {shlex.quote(str(path))}"
 
     return keep
+
+
+def _tick(name: str, say: Callable[[str], None]) -> Callable[[str], None]:
+    """Says how far a program is, but not all the time; KeyboardInterrupt where one was asked for and got lost."""
+    said = time.monotonic()
+
+    def tick(words: str) -> None:
+        nonlocal said
+        INTERRUPTS.check()
+        if time.monotonic() - said >= SILENCE:
+            said = time.monotonic()
+            say(f"{name}: {words}")
+
+    return tick
 
 
 def _forget(run: Execution, finding: Finding) -> str:
