@@ -1,13 +1,14 @@
 """What names of mlx-lm's models stand for.
 
 ``mlx_lm:<model type>`` is a family with the caches of ``make_prompt_cache``, ``mlx_lm:<folder>`` a checkpoint, which
-the library loads; with ``@live-window`` behind it the same model on our caches, whose front can be trimmed: is what the
-model makes of its masks right then?
+the library loads; with ``@live-window`` behind it the same model on our caches, whose front can be trimmed (is what the
+model makes of its masks right then?), with ``@max-kv-size=N`` on those that the library bounds to N keys.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -15,15 +16,17 @@ from harness.targets.device import device
 from harness.targets.mlx_lm_checkpoints import Checkpoint, find, load
 from harness.targets.mlx_lm_models import NotInstalled, UnknownFamily, build, variants, version
 from harness.targets.mlx_lm_session import LibrarySession
-from harness.targets.mlx_lm_target import KIND, LIVE_WINDOW, OWN, MlxLmTarget
+from harness.targets.mlx_lm_target import BOUNDED, KIND, LIVE_WINDOW, OWN, MlxLmTarget
 from harness.targets.naming import Asked, Subject, TargetError
 from reference_models.engine import MaskPolicy
+
+_CACHES = f"@{LIVE_WINDOW} or @{BOUNDED}N"
 
 
 def _parts(rest: str) -> tuple[str, str]:
     """What stands before the @ that says whose caches, and what behind it. A folder may have an @ in its name."""
     before, at, caches = rest.rpartition("@")
-    return (before, caches) if at and caches == LIVE_WINDOW else (rest, OWN)
+    return (before, caches) if at and re.fullmatch(rf"{LIVE_WINDOW}|{BOUNDED}[0-9]{{1,9}}", caches) else (rest, OWN)
 
 
 def _is_folder(name: str) -> bool:
@@ -31,8 +34,8 @@ def _is_folder(name: str) -> bool:
 
 
 def resolve(name: str) -> tuple[MlxLmTarget, ...]:
-    """The targets that ``mlx_lm:<model type>`` or ``mlx_lm:<folder>``, with ``@live-window`` or without, names: of a
-    model type one for every variant.
+    """The targets that ``mlx_lm:<model type>`` or ``mlx_lm:<folder>`` names, with whose caches behind an @: of a model
+    type one for every variant.
 
     Raises UnknownFamily, NotInstalled or TargetError, with one line.
     """
@@ -41,20 +44,31 @@ def resolve(name: str) -> tuple[MlxLmTarget, ...]:
     if kind == KIND and _is_folder(named):
         return (_of_checkpoint(find(named), caches),)
     if kind != KIND or not named or "@" in named:
-        raise UnknownFamily(f"{name!r:.60} is not {KIND}:<model type or folder> or the same with @{LIVE_WINDOW}")
+        raise UnknownFamily(f"{name!r:.60} is not {KIND}:<model type or folder>, or that with {_CACHES} behind it")
     made = tuple(MlxLmTarget(named, family.variant, caches) for family in variants(named))
     for target in made:
         build(named, target.variant, target.weights_seed)
-    return made
+    return tuple(map(_heeded, made))
 
 
 def _of_checkpoint(checkpoint: Checkpoint, caches: str) -> MlxLmTarget:
-    return MlxLmTarget(load(checkpoint).model_type, Path(checkpoint.path).name, caches, checkpoint=checkpoint)
+    return _heeded(MlxLmTarget(load(checkpoint).model_type, Path(checkpoint.path).name, caches, checkpoint=checkpoint))
+
+
+def _heeded(target: MlxLmTarget) -> MlxLmTarget:
+    """The target. UnknownFamily if a bound is asked for that the library would not heed."""
+    bound = target.max_kv_size
+    if bound is not None and target.makes_caches:
+        raise UnknownFamily(f"{KIND}:{target.model_type} makes its caches itself: max_kv_size changes nothing there")
+    sinks = max((rule.sinks for rule in target.rules if rule is not None), default=0)
+    if bound is not None and bound <= sinks:
+        raise UnknownFamily(f"max-kv-size must be more than the {sinks} keys that stay for good, not {bound}")
+    return target
 
 
 def subject(rest: str, asked: Asked) -> Subject:
-    """``MODEL_TYPE`` or ``FOLDER`` on the caches of the library, or the same with ``@live-window`` on ours. Raises
-    TargetError."""
+    """``MODEL_TYPE`` or ``FOLDER`` on the caches of the library, as they are or bounded (``@max-kv-size=N``), or on
+    ours (``@live-window``). Raises TargetError."""
     name = f"{KIND}:{rest}"
     try:
         found = resolve(name)
@@ -62,7 +76,7 @@ def subject(rest: str, asked: Asked) -> Subject:
     except (UnknownFamily, NotInstalled) as error:
         raise TargetError(str(error)) from error
     first = found[0]
-    if asked.policy != "live" and first.caches == OWN:
+    if asked.policy != "live" and not first.ours:
         raise TargetError(f"{name}: the masks of the library's own caches have no other policy: ask for @{LIVE_WINDOW}")
     if first.checkpoint is None:
         found, family = tuple(dataclasses.replace(one, weights_seed=asked.seed) for one in found), rest
@@ -107,7 +121,7 @@ def limits(name: str) -> tuple[str, ...]:
 def _limits(target: MlxLmTarget) -> tuple[str, ...]:
     said = [] if target.checkpoint else ["tiny configurations of ours with random float32 weights"]
     said.append("no independent witness in float64")
-    if target.caches == OWN:
+    if not target.ours:
         said.append("the caches of the library have no front trim")
         if target.has_states:
             said.append("recurrent states cannot go back, so nothing is rolled back")

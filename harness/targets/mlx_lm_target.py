@@ -18,13 +18,13 @@ from harness.targets.mlx_lm_catalogue import Family
 from harness.targets.mlx_lm_checkpoints import Checkpoint, load
 from harness.targets.mlx_lm_free import cache_free
 from harness.targets.mlx_lm_live import GivenMask, LiveSession, LiveWindow, StatefulKVCache
-from harness.targets.mlx_lm_models import build, library, variants, version
-from harness.targets.mlx_lm_session import LibrarySession, probe
+from harness.targets.mlx_lm_models import Bounded, build, library, variants, version
+from harness.targets.mlx_lm_session import Library, LibrarySession, probe
 from reference_models.engine import KVCache, MaskPolicy
 
 KIND = "mlx_lm"
-OWN, LIVE_WINDOW = "", "live-window"
-"""Whose caches: what stands behind the @ of a name."""
+OWN, LIVE_WINDOW, BOUNDED = "", "live-window", "max-kv-size="
+"""Whose caches: what stands behind the @ of a name; a number of keys behind the last."""
 
 _NEVER = frozenset({Capability.IMAGES, Capability.WITNESS, Capability.QUANTISE})
 _OURS_ALONE = frozenset(
@@ -41,8 +41,9 @@ _OURS_ALONE = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class MlxLmTarget:
-    """One family of mlx-lm. ``caches``: OWN or LIVE_WINDOW; ``policy``: of the masks of the latter; ``checkpoint``:
-    where its weights lie, None of one whose weights ``weights_seed`` draws; ``variant`` is then the folder's name."""
+    """One family of mlx-lm. ``caches``: OWN, LIVE_WINDOW, or BOUNDED and the ``max_kv_size`` that the library is asked
+    for; ``policy``: of the masks of LIVE_WINDOW; ``checkpoint``: where its weights lie, None of one whose weights
+    ``weights_seed`` draws; ``variant`` is then the folder's name."""
 
     model_type: str
     variant: str = "tiny"
@@ -57,15 +58,28 @@ class MlxLmTarget:
             return load(self.checkpoint).family
         return next(family for family in variants(self.model_type) if family.variant == self.variant)
 
+    @property
+    def ours(self) -> bool:
+        """Are the caches ours, and not the library's?"""
+        return self.caches == LIVE_WINDOW
+
+    @property
+    def max_kv_size(self) -> int | None:
+        """What the library is asked for, where it is."""
+        return int(self.caches.removeprefix(BOUNDED)) if self.caches.startswith(BOUNDED) else None
+
+    @property
+    def _library(self) -> Library:
+        return library() if self.max_kv_size is None else Bounded(self.max_kv_size)
+
     @functools.cached_property
     def identity(self) -> TargetIdentity:
-        ours = self.caches == LIVE_WINDOW
         from_file = None if self.checkpoint is None else dataclasses.asdict(self.checkpoint)
         return TargetIdentity(
             kind=KIND,
             family=self.model_type,
-            variant=f"{self.variant}@{LIVE_WINDOW}" if ours else self.variant,
-            policy=self.policy if ours else "library",
+            variant=f"{self.variant}@{self.caches}" if self.caches else self.variant,
+            policy=self.policy if self.ours else "library",
             storage="rows",
             weights_seed=self.weights_seed,
             detail={"config": self.family.config, "options": from_file or {}, "mlx-lm": version()},
@@ -81,7 +95,7 @@ class MlxLmTarget:
     @functools.cached_property
     def _leaves(self) -> tuple[tuple[int, Any], ...]:
         """Fresh caches of a sequence, by layer."""
-        return tuple(held.leaves(library().make_prompt_cache(self._model)))
+        return tuple(held.leaves(self._library.make_prompt_cache(self._model)))
 
     @property
     def fresh_caches(self) -> tuple[Any, ...]:
@@ -119,9 +133,9 @@ class MlxLmTarget:
     def capabilities(self) -> frozenset[Capability]:
         lacks = set(_NEVER)
         kinds = {held.kind_of(cache) for _, cache in self._leaves}
-        if self.caches == OWN:
+        if not self.ours:
             lacks |= _OURS_ALONE
-            if not release.batches(library().make_prompt_cache(self._model)):
+            if not release.batches(self._library.make_prompt_cache(self._model)):
                 lacks |= {Capability.BATCH}
             if "state" in kinds:
                 lacks |= {Capability.ROLLBACK}
@@ -138,7 +152,7 @@ class MlxLmTarget:
     def _first_forward(self) -> tuple[int, int]:
         """How many calls of attention and of a rotation the probe sees in a forward on the library's own caches."""
         with probe().watching() as record:
-            mx.eval(self._model(mx.array([[1, 2]]), cache=library().make_prompt_cache(self._model)))
+            mx.eval(self._model(mx.array([[1, 2]]), cache=self._library.make_prompt_cache(self._model)))
         return len(record.attention()), len(record.positions())
 
     @property
@@ -160,7 +174,7 @@ class MlxLmTarget:
 
     @functools.cached_property
     def rules(self) -> tuple[CacheRule | None, ...]:
-        if self.caches == LIVE_WINDOW:
+        if self.ours:
             return (None,) * len(self._calls)
         return tuple(held.rule_of(self._leaves[at][1]) for _, at in self._calls)
 
@@ -174,15 +188,17 @@ class MlxLmTarget:
 
     def open(self, owners: tuple[Owner, ...]) -> Session:
         leaves = [at for _, at in self._calls]
-        if self.caches == OWN:
-            return LibrarySession(self._model, library(), leaves, owners)
+        if not self.ours:
+            return LibrarySession(self._model, self._library, leaves, owners)
         ours = [self._read.index(at) for at in leaves]
         return LiveSession(_OnOurCaches(self), self.policy, self._our_caches, owners, ours)
 
     def _our_caches(self) -> list[KVCache]:
         """One for every cache of the library that attention reads; states, if any, go with the first."""
         caches: list[KVCache] = [KVCache() for _ in self._read]
-        states = [cache for _, cache in held.leaves(library().make_prompt_cache(self._model)) if held.is_state(cache)]
+        states = [
+            cache for _, cache in held.leaves(self._library.make_prompt_cache(self._model)) if held.is_state(cache)
+        ]
         if states:
             caches[0] = StatefulKVCache(states)
         return caches
@@ -194,7 +210,7 @@ class MlxLmTarget:
             self.__dict__.pop(name, None)
 
     def counterpart(self) -> MlxLmTarget | None:
-        if self.caches == OWN:
+        if not self.ours:
             return None
         return dataclasses.replace(self, policy="offset" if self.policy == "live" else "live")
 
@@ -202,13 +218,17 @@ class MlxLmTarget:
         raise NotImplementedError("no independent witness of mlx-lm's families in float64 is asked here")
 
     def cache_free(self, history: History) -> Expected:
-        """The model without a cache (own caches), or with the oracle's masks in the place of its caches."""
+        """The model without a cache where it alone hides keys, else with the oracle's masks in the place of caches."""
         if self.caches == OWN:
             return cache_free(history, lambda tokens, _, __: self._model(tokens, cache=None))
         return cache_free(history, self._with_masks)
 
     def _with_masks(self, tokens: mx.array, shown: Any, offset: int) -> mx.array:
-        given = {at: GivenMask(shown, offset, self.window_of(at)) for at in self._with_keys}
+        if self.max_kv_size is not None:  # the caches of all layers are alike
+            rule = held.rule_of(self.fresh_caches[self._with_keys[0]])
+            given = {at: GivenMask(lambda window: shown(window, rule), offset, None) for at in self._with_keys}
+        else:
+            given = {at: GivenMask(shown, offset, self.window_of(at)) for at in self._with_keys}
         out: mx.array = self._model(tokens, cache=self._shaped(given))
         return out
 
@@ -219,7 +239,7 @@ class MlxLmTarget:
 
     def _shaped(self, given: dict[int, Any]) -> list[Any]:
         """A prompt cache of the shape that the model wants, with these leaves."""
-        made = library().make_prompt_cache(self._model)
+        made = self._library.make_prompt_cache(self._model)
         at = 0
         for index, cache in enumerate(made):
             inside = getattr(cache, "caches", None)
