@@ -99,8 +99,8 @@ def load(checkpoint: Checkpoint) -> Loaded:
     except Exception as error:  # a model that cannot go forward with two tokens
         raise TargetError(f"{checkpoint.path}: its first forward failed: {_one_line(error)}") from error
     limits = [f"weights of {checkpoint.path}, computed in float32 (stored as {', '.join(files.dtypes)})"]
-    if any(window and window >= FAR for window in windows):
-        limits.append(f"windows of {FAR} tokens and more hide nothing from programs as short as these")
+    if sizes := sorted({window for window in windows if window}):
+        limits.append(f"a window ({', '.join(map(str, sizes))}) hides something in programs that are longer alone")
     described = replace(known, variant=Path(checkpoint.path).name, config=files.config, windows=windows, calls=calls)
     return Loaded(model, model_type, replace(described, limits=(*limits, *known.limits)))
 

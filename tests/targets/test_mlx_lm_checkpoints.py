@@ -288,10 +288,13 @@ def test_a_target_is_rebuilt_from_what_a_trace_says_of_it(ours: Path, caches: st
             mlx_lm.target_from_identity(told | {"checkpoint": odd})
 
 
-def test_the_weights_are_those_of_the_folder(ours: Path) -> None:
+@pytest.mark.parametrize("shard_bytes", [1 << 30, 20_000], ids=["single", "sharded"])
+def test_the_weights_are_those_of_the_folder(tmp_path: Path, shard_bytes: int) -> None:
     from mlx_lm.utils import load_model
 
-    model, _ = load_model(ours)
-    seen = only(f"mlx_lm:{ours}").open(("pool",)).forward(0, (1, 2, 3))
+    synthesise("olmo3", tmp_path / "one", shard_bytes=shard_bytes)
+    assert (len(list((tmp_path / "one").glob("*.safetensors"))) > 1) == (shard_bytes < 1 << 30)
+    model, _ = load_model(tmp_path / "one")
+    seen = only(f"mlx_lm:{tmp_path / 'one'}").open(("pool",)).forward(0, (1, 2, 3))
     assert seen.logits is not None
     assert np.array_equal(seen.logits, np.array(model(mx.array([[1, 2, 3]]))[0]))
