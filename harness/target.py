@@ -131,7 +131,8 @@ class CacheRows:
 class TargetIdentity:
     """Which thing is judged. ``detail`` is the JSON-able rest (configuration, options), to read. ``drawn``: all that
     rebuilds a variant which was drawn and whose name says nothing; else None. ``command``: what starts the process
-    that it is in; None for a target in this process."""
+    that it is in; None for a target in this process. ``checkpoint``: ``path`` of the folder and ``fingerprint`` of what
+    lies in it, where its weights are not drawn."""
 
     kind: str
     family: str
@@ -143,6 +144,7 @@ class TargetIdentity:
     drawn: dict[str, Any] | None = field(default=None, hash=False)
     path: Path = "text"
     command: str | None = None
+    checkpoint: dict[str, str] | None = field(default=None, hash=False)
 
     @property
     def name(self) -> str:
@@ -152,7 +154,8 @@ class TargetIdentity:
 
     @property
     def full_name(self) -> str:
-        return f"{self.name} variant {self.variant}, {self.storage} cache, weights seed {self.weights_seed}"
+        weights = f"seed {self.weights_seed}" if self.checkpoint is None else f"of {self.checkpoint['path']}"
+        return f"{self.name} variant {self.variant}, {self.storage} cache, weights {weights}"
 
     def to_json(self) -> dict[str, Any]:
         """What a trace keeps of it; the field ``path`` only where it is not the text path."""
@@ -166,6 +169,7 @@ class TargetIdentity:
             "weights_seed": self.weights_seed,
         }
         named |= {} if self.command is None else {"command": self.command}
+        named |= {} if self.checkpoint is None else {"checkpoint": self.checkpoint}
         return named if self.drawn is None else named | {"drawn": self.drawn}
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.checkpoints.errors import CheckpointError, read_json
+from harness.checkpoints.errors import CheckpointError
+from harness.checkpoints.files import Files, read_config
 from harness.checkpoints.locate import locate
 from harness.checkpoints.quantisation import Quantisation, read_quantisation
 from harness.checkpoints.safetensors import Tensor
-from harness.checkpoints.weights import Weights, inside, read_weights
+from harness.checkpoints.weights import read_weights
 from reference_models.hf import ConfigError, claimed_families, config_from_json, contradiction
 from reference_models.hf.names import DERIVED, canonical, is_vision
 
@@ -25,34 +24,19 @@ _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(Files):
     """An identified checkpoint: files checked, family settled, weights unread.
 
     ``text`` and ``vision`` map canonical names to tensors; ``notes`` are for a reader.
     """
 
-    path: Path
     name: str
-    config: dict[str, Any]
-    config_bytes: bytes
     family: str
     model_config: Any
     quantisation: Quantisation | None
-    weights: Weights
     text: dict[str, Tensor]
     vision: dict[str, Tensor]
     notes: tuple[str, ...]
-
-    @property
-    def config_path(self) -> Path:
-        """The config.json."""
-        return self.path / "config.json"
-
-    @property
-    def dtypes(self) -> dict[str, int]:
-        """Tensors of each type, the most frequent first."""
-        counts = Counter(tensor.dtype for tensor in self.weights.tensors.values())
-        return dict(counts.most_common())
 
 
 def open_checkpoint(where: str | Path, revision: str = "main") -> Checkpoint:
@@ -60,9 +44,7 @@ def open_checkpoint(where: str | Path, revision: str = "main") -> Checkpoint:
     location = locate(str(where), revision)
     path = location.path
     config_path = path / "config.json"
-    if not os.path.lexists(config_path):
-        raise CheckpointError(f"{config_path}: missing; a checkpoint is a directory with config.json and .safetensors")
-    config, raw = read_json(inside(path, config_path.name, path))
+    config, raw = read_config(path)
     try:
         # Once without the weights: an unknown model is said before a broken shard of it. Its tower waits for them.
         config_from_json(config, has_vision=False)

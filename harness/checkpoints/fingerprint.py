@@ -14,8 +14,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.errors import MOST_JSON_BYTES, CheckpointError, open_regular, read_bytes
+from harness.checkpoints.files import Files
 
 _BLOCK = 1 << 22
 
@@ -41,7 +41,7 @@ def cache_file() -> Path:
     return Path(base).expanduser() / "mlx-kv-harness" / "digests.json"
 
 
-def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
+def fingerprint(checkpoint: Files) -> Fingerprint:
     """Digest every file that makes the checkpoint. Streams the weights. CheckpointError if one cannot be read."""
     files = {checkpoint.config_path.name: hashlib.sha256(checkpoint.config_bytes).hexdigest()}
     known = _read_cache()

@@ -1,305 +1,127 @@
-"""The models of mlx-lm, on the library's own caches or on ours.
+"""What names of mlx-lm's models stand for.
 
-``mlx_lm:<model type>`` is a family with the caches of ``make_prompt_cache``; ``mlx_lm:<model type>@live-window`` the
-same model on our caches, whose front can be trimmed: is what the model makes of its masks right then?
+``mlx_lm:<model type>`` is a family with the caches of ``make_prompt_cache``, ``mlx_lm:<folder>`` a checkpoint, which
+the library loads; with ``@live-window`` behind it the same model on our caches, whose front can be trimmed (is what the
+model makes of its masks right then?), with ``@max-kv-size=N`` on those that the library bounds to N keys.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
+import re
+from pathlib import Path
 from typing import Any, cast, get_args
 
-import mlx.core as mx
-
-from harness.operations import Owner
-from harness.oracle import Expected, History
-from harness.rules import CacheRule
-from harness.target import Capability, ImageFormat, Session, TargetIdentity
-from harness.targets import mlx_lm_caches as held
-from harness.targets import mlx_lm_release as release
 from harness.targets.device import device
-from harness.targets.mlx_lm_catalogue import Family
-from harness.targets.mlx_lm_free import cache_free
-from harness.targets.mlx_lm_live import GivenMask, LiveSession, LiveWindow, StatefulKVCache
-from harness.targets.mlx_lm_models import NotInstalled, UnknownFamily, build, library, variants, version
-from harness.targets.mlx_lm_session import LibrarySession, probe
+from harness.targets.mlx_lm_checkpoints import Checkpoint, find, load
+from harness.targets.mlx_lm_models import NotInstalled, UnknownFamily, build, variants, version
+from harness.targets.mlx_lm_session import LibrarySession
+from harness.targets.mlx_lm_target import BOUNDED, KIND, LIVE_WINDOW, OWN, MlxLmTarget
 from harness.targets.naming import Asked, Subject, TargetError
-from reference_models.engine import KVCache, MaskPolicy
+from reference_models.engine import MaskPolicy
 
-KIND = "mlx_lm"
-OWN, LIVE_WINDOW = "", "live-window"
-"""Whose caches: what stands behind the @ of a name."""
-
-_NEVER = frozenset({Capability.IMAGES, Capability.WITNESS, Capability.QUANTISE})
-_OURS_ALONE = frozenset(
-    {
-        Capability.FRONT_TRIM,
-        Capability.ENFORCE,
-        Capability.OWNERSHIP,
-        Capability.COUNTERPART,
-        Capability.ARGUMENTS,
-        Capability.BYTES,
-    }
-)
+_CACHES = f"@{LIVE_WINDOW} or @{BOUNDED}N"
 
 
-@dataclasses.dataclass(frozen=True)
-class MlxLmTarget:
-    """One family of mlx-lm. ``caches``: OWN or LIVE_WINDOW; ``policy``: of the masks of the latter."""
-
-    model_type: str
-    variant: str = "tiny"
-    caches: str = OWN
-    policy: MaskPolicy = "live"
-    weights_seed: int = 0
-
-    @property
-    def family(self) -> Family:
-        return next(family for family in variants(self.model_type) if family.variant == self.variant)
-
-    @functools.cached_property
-    def identity(self) -> TargetIdentity:
-        ours = self.caches == LIVE_WINDOW
-        return TargetIdentity(
-            kind=KIND,
-            family=self.model_type,
-            variant=f"{self.variant}@{LIVE_WINDOW}" if ours else self.variant,
-            policy=self.policy if ours else "library",
-            storage="rows",
-            weights_seed=self.weights_seed,
-            detail={"config": self.family.config, "mlx-lm": version()},
-        )
-
-    @property
-    def _model(self) -> Any:
-        return build(self.model_type, self.variant, self.weights_seed)
-
-    @functools.cached_property
-    def _leaves(self) -> tuple[tuple[int, Any], ...]:
-        """Fresh caches of a sequence, by layer."""
-        return tuple(held.leaves(library().make_prompt_cache(self._model)))
-
-    @property
-    def fresh_caches(self) -> tuple[Any, ...]:
-        """What ``make_prompt_cache`` makes for a sequence, those of a CacheList one by one."""
-        return tuple(cache for _, cache in self._leaves)
-
-    @property
-    def makes_caches(self) -> bool:
-        """Does the model say itself which caches it wants?"""
-        return hasattr(self._model, "make_cache")
-
-    @functools.cached_property
-    def _with_keys(self) -> tuple[int, ...]:
-        """Which of them have keys."""
-        return tuple(at for at, (_, cache) in enumerate(self._leaves) if not held.is_state(cache))
-
-    @functools.cached_property
-    def _calls(self) -> tuple[tuple[int, int], ...]:
-        """Layer and leaf of every attention call."""
-        if self.family.calls:
-            return tuple((layer, self._with_keys[number]) for layer, number in self.family.calls)
-        return tuple((self._leaves[at][0], at) for at in self._with_keys)
-
-    @functools.cached_property
-    def _read(self) -> tuple[int, ...]:
-        """The leaves that attention reads. nemotron_nas has caches that nobody does."""
-        return tuple(sorted({at for _, at in self._calls}))
-
-    @property
-    def has_states(self) -> bool:
-        """Are there layers whose cache has no keys?"""
-        return len(self._with_keys) < len(self._leaves)
-
-    @functools.cached_property
-    def capabilities(self) -> frozenset[Capability]:
-        lacks = set(_NEVER)
-        kinds = {held.kind_of(cache) for _, cache in self._leaves}
-        if self.caches == OWN:
-            lacks |= _OURS_ALONE
-            if not release.batches(library().make_prompt_cache(self._model)):
-                lacks |= {Capability.BATCH}
-            if "state" in kinds:
-                lacks |= {Capability.ROLLBACK}
-        else:
-            if "state" in kinds:  # nothing trims a state, so what it still knows of trimmed tokens no oracle can say
-                lacks |= {Capability.ROLLBACK, Capability.SAVE_LOAD, Capability.BATCH, Capability.CACHE_FREE}
-            if len(self._calls) != len(self._read):
-                lacks |= {Capability.BATCH}
-        if not self._first_forward[1]:
-            lacks.add(Capability.POSITIONS)
-        return frozenset(Capability) - lacks
-
-    @functools.cached_property
-    def _first_forward(self) -> tuple[int, int]:
-        """How many calls of attention and of a rotation the probe sees in a forward on the library's own caches."""
-        with probe().watching() as record:
-            mx.eval(self._model(mx.array([[1, 2]]), cache=library().make_prompt_cache(self._model)))
-        return len(record.attention()), len(record.positions())
-
-    @property
-    def images(self) -> ImageFormat | None:
-        return None
-
-    @property
-    def vocab_size(self) -> int:
-        config = self.family.config
-        return int(config.get("text_config", config)["vocab_size"])
-
-    @functools.cached_property
-    def attention_layers(self) -> tuple[int, ...]:
-        return tuple(layer for layer, _ in self._calls)
-
-    @functools.cached_property
-    def windows(self) -> tuple[int | None, ...]:
-        return self.family.windows or (None,) * len(self._calls)
-
-    @functools.cached_property
-    def rules(self) -> tuple[CacheRule | None, ...]:
-        if self.caches == LIVE_WINDOW:
-            return (None,) * len(self._calls)
-        return tuple(held.rule_of(self._leaves[at][1]) for _, at in self._calls)
-
-    @property
-    def row_storage(self) -> str:
-        return "rows"
-
-    @property
-    def row_widths(self) -> tuple[tuple[int, int], ...]:  # asked with QUANTISE only, which is in _NEVER
-        raise NotImplementedError("caches of mlx-lm are not quantised in mid-program here")
-
-    def open(self, owners: tuple[Owner, ...]) -> Session:
-        leaves = [at for _, at in self._calls]
-        if self.caches == OWN:
-            return LibrarySession(self._model, library(), leaves, owners)
-        ours = [self._read.index(at) for at in leaves]
-        return LiveSession(_OnOurCaches(self), self.policy, self._our_caches, owners, ours)
-
-    def _our_caches(self) -> list[KVCache]:
-        """One for every cache of the library that attention reads; states, if any, go with the first."""
-        caches: list[KVCache] = [KVCache() for _ in self._read]
-        states = [cache for _, cache in held.leaves(library().make_prompt_cache(self._model)) if held.is_state(cache)]
-        if states:
-            caches[0] = StatefulKVCache(states)
-        return caches
-
-    def renew(self) -> None:
-        build.cache_clear()
-        for name in ("_leaves", "_first_forward"):
-            self.__dict__.pop(name, None)
-
-    def counterpart(self) -> MlxLmTarget | None:
-        if self.caches == OWN:
-            return None
-        return dataclasses.replace(self, policy="offset" if self.policy == "live" else "live")
-
-    def witness(self, history: History) -> Expected:  # asked with WITNESS only, which is in _NEVER
-        raise NotImplementedError("no independent witness of mlx-lm's families in float64 is asked here")
-
-    def cache_free(self, history: History) -> Expected:
-        """The model without a cache (own caches), or with the oracle's masks in the place of its caches."""
-        if self.caches == OWN:
-            return cache_free(history, lambda tokens, _, __: self._model(tokens, cache=None))
-        return cache_free(history, self._with_masks)
-
-    def _with_masks(self, tokens: mx.array, shown: Any, offset: int) -> mx.array:
-        given = {at: GivenMask(shown, offset, self.window_of(at)) for at in self._with_keys}
-        out: mx.array = self._model(tokens, cache=self._shaped(given))
-        return out
-
-    def window_of(self, leaf: int) -> int | None:
-        """Of a cache of the library: the window in which it rotates."""
-        cache = self._leaves[leaf][1]
-        return int(cache.max_size) if held.kind_of(cache) == "rotating" else None
-
-    def _shaped(self, given: dict[int, Any]) -> list[Any]:
-        """A prompt cache of the shape that the model wants, with these leaves."""
-        made = library().make_prompt_cache(self._model)
-        at = 0
-        for index, cache in enumerate(made):
-            inside = getattr(cache, "caches", None)
-            if inside is None:
-                made[index] = given.get(at, cache)
-                at += 1
-                continue
-            cache.caches = tuple(given.get(at + number, leaf) for number, leaf in enumerate(inside))
-            at += len(inside)
-        return made
+def _parts(rest: str) -> tuple[str, str]:
+    """What stands before the @ that says whose caches, and what behind it. A folder may have an @ in its name."""
+    before, at, caches = rest.rpartition("@")
+    return (before, caches) if at and re.fullmatch(rf"{LIVE_WINDOW}|{BOUNDED}[0-9]{{1,9}}", caches) else (rest, OWN)
 
 
-class _OnOurCaches:
-    """A model as ``ReferenceSession`` calls one: tokens, our caches, and where masks come from."""
-
-    def __init__(self, target: MlxLmTarget) -> None:
-        self._target = target
-
-    def __call__(self, tokens: mx.array, caches: list[Any], policy: MaskPolicy) -> mx.array:
-        target = self._target
-        ours: dict[int, Any] = {at: KVCache() for at in target._with_keys}  # nobody writes into one that none reads
-        ours |= dict(zip(target._read, caches, strict=True))
-        given: dict[int, Any] = {at: LiveWindow(cache, policy, target.window_of(at)) for at, cache in ours.items()}
-        if target.has_states:
-            states = iter(caches[0].states)
-            given |= {at: next(states) for at, (_, cache) in enumerate(target._leaves) if held.is_state(cache)}
-        out: mx.array = target._model(tokens, cache=target._shaped(given))
-        return out
-
-
-def _parts(name: str) -> tuple[str, str]:
-    kind, _, rest = name.partition(":")
-    model_type, _, caches = rest.partition("@")
-    if kind != KIND or not model_type or caches not in (OWN, LIVE_WINDOW):
-        raise UnknownFamily(f"{name!r:.60} is not {KIND}:<model type> or {KIND}:<model type>@{LIVE_WINDOW}")
-    return model_type, caches
+def _is_folder(name: str) -> bool:
+    return "/" in name or (Path(name) / "config.json").is_file()
 
 
 def resolve(name: str) -> tuple[MlxLmTarget, ...]:
-    """The targets that ``mlx_lm:<model type>`` or ``mlx_lm:<model type>@live-window`` names, one for every variant.
+    """The targets that ``mlx_lm:<model type>`` or ``mlx_lm:<folder>`` names, with whose caches behind an @: of a model
+    type one for every variant.
 
-    Raises UnknownFamily or NotInstalled, with one line.
+    Raises UnknownFamily, NotInstalled or TargetError, with one line.
     """
-    model_type, caches = _parts(name)
-    made = tuple(MlxLmTarget(model_type, family.variant, caches) for family in variants(model_type))
+    kind, _, rest = name.partition(":")
+    named, caches = _parts(rest)
+    if kind == KIND and _is_folder(named):
+        return (_of_checkpoint(find(named), caches),)
+    if kind != KIND or not named or "@" in named:
+        raise UnknownFamily(f"{name!r:.60} is not {KIND}:<model type or folder>, or that with {_CACHES} behind it")
+    made = tuple(MlxLmTarget(named, family.variant, caches) for family in variants(named))
     for target in made:
-        build(model_type, target.variant, target.weights_seed)
-    return made
+        build(named, target.variant, target.weights_seed)
+    return tuple(map(_heeded, made))
+
+
+def _of_checkpoint(checkpoint: Checkpoint, caches: str) -> MlxLmTarget:
+    return _heeded(MlxLmTarget(load(checkpoint).model_type, Path(checkpoint.path).name, caches, checkpoint=checkpoint))
+
+
+def _heeded(target: MlxLmTarget) -> MlxLmTarget:
+    """The target. UnknownFamily if a bound is asked for that the library would not heed."""
+    bound = target.max_kv_size
+    if bound is not None and target.makes_caches:
+        raise UnknownFamily(f"{KIND}:{target.model_type} makes its caches itself: max_kv_size changes nothing there")
+    sinks = max((rule.sinks for rule in target.rules if rule is not None), default=0)
+    if bound is not None and bound <= sinks:
+        raise UnknownFamily(f"max-kv-size must be more than the {sinks} keys that stay for good, not {bound}")
+    return target
 
 
 def subject(rest: str, asked: Asked) -> Subject:
-    """``MODEL_TYPE`` on the caches of the library, or ``MODEL_TYPE@live-window`` on ours. Raises TargetError."""
+    """``MODEL_TYPE`` or ``FOLDER`` on the caches of the library, as they are or bounded (``@max-kv-size=N``), or on
+    ours (``@live-window``). Raises TargetError."""
     name = f"{KIND}:{rest}"
     try:
         found = resolve(name)
-        said = limits(name)
+        said = _limits(found[0])
     except (UnknownFamily, NotInstalled) as error:
         raise TargetError(str(error)) from error
-    if asked.policy != "live" and found[0].caches == OWN:
+    first = found[0]
+    if asked.policy != "live" and not first.ours:
         raise TargetError(f"{name}: the masks of the library's own caches have no other policy: ask for @{LIVE_WINDOW}")
-    ours = tuple(dataclasses.replace(one, policy=asked.policy, weights_seed=asked.seed) for one in found)
-    return Subject(KIND, rest, ours, f"{device()}, mlx-lm {version()}", limits=said)
+    if first.checkpoint is None:
+        found, family = tuple(dataclasses.replace(one, weights_seed=asked.seed) for one in found), rest
+    else:
+        family = f"{first.model_type}-{first.identity.variant}"
+    ours = tuple(dataclasses.replace(one, policy=asked.policy) for one in found)
+    return Subject(KIND, family, ours, f"{device()}, mlx-lm {version()}", limits=said)
 
 
 def target_from_identity(data: dict[str, Any], asked: Asked | None = None) -> MlxLmTarget:
     """Rebuild the target that a trace names. Raises TargetError, with one line."""
-    variant, _, caches = str(data.get("variant")).partition("@")
+    family, policy, seed = data.get("family"), data.get("policy"), data.get("weights_seed")
+    variant, caches = _parts(str(data.get("variant")))
     try:
-        named = resolve(f"{KIND}:{data.get('family')}" + (f"@{caches}" if caches else ""))
+        if "checkpoint" in data:
+            named: tuple[MlxLmTarget, ...] = (_of_trace(data["checkpoint"], caches),)
+        else:
+            named = resolve(f"{KIND}:{family}" + (f"@{caches}" if caches else ""))
     except (UnknownFamily, NotInstalled) as error:
         raise TargetError(str(error)) from error
-    policy, seed = data.get("policy"), data.get("weights_seed")
-    found = [target for target in named if target.variant == variant]
+    found = [target for target in named if (target.model_type, target.variant) == (family, variant)]
     if not found or policy not in ("library", *get_args(MaskPolicy)) or type(seed) is not int:
-        raise TargetError(f"no variant, policy and seed of {KIND}:{data.get('family')} are {data!r:.80}")
+        raise TargetError(f"no variant, policy and seed of {KIND}:{family} are {data!r:.80}")
     policy = "live" if policy == "library" else policy
     return dataclasses.replace(found[0], policy=cast(MaskPolicy, policy), weights_seed=seed)
 
 
+def _of_trace(told: object, caches: str) -> MlxLmTarget:
+    """The checkpoint that a trace tells of, if it still lies there: ``load`` looks."""
+    names = [field.name for field in dataclasses.fields(Checkpoint)]
+    texts = isinstance(told, dict) and all(type(value) is str for value in told.values())
+    if not isinstance(told, dict) or not texts or sorted(told) != sorted(names):
+        raise TargetError(f"a checkpoint must be an object with the texts {', '.join(names)}, got {told!r:.80}")
+    return _of_checkpoint(Checkpoint(**told), caches)
+
+
 def limits(name: str) -> tuple[str, ...]:
     """What a run of this target cannot show, one phrase each. Raises as ``resolve``."""
-    target = resolve(name)[0]
-    said = ["tiny configurations of ours with random float32 weights", "no independent witness in float64"]
-    if target.caches == OWN:
+    return _limits(resolve(name)[0])
+
+
+def _limits(target: MlxLmTarget) -> tuple[str, ...]:
+    said = [] if target.checkpoint else ["tiny configurations of ours with random float32 weights"]
+    said.append("no independent witness in float64")
+    if not target.ours:
         said.append("the caches of the library have no front trim")
         if target.has_states:
             said.append("recurrent states cannot go back, so nothing is rolled back")
@@ -308,4 +130,14 @@ def limits(name: str) -> tuple[str, ...]:
     return (*said, *target.family.limits)
 
 
-__all__ = ["MlxLmTarget", "NotInstalled", "UnknownFamily", "limits", "resolve", "subject", "target_from_identity"]
+__all__ = [
+    "LIVE_WINDOW",
+    "LibrarySession",
+    "MlxLmTarget",
+    "NotInstalled",
+    "UnknownFamily",
+    "limits",
+    "resolve",
+    "subject",
+    "target_from_identity",
+]

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from harness.targets import mlx_lm_caches as held
-from harness.targets.mlx_lm import LIVE_WINDOW, MlxLmTarget
+from harness.targets.mlx_lm_target import LIVE_WINDOW, MlxLmTarget
 
 
 @dataclass(frozen=True)

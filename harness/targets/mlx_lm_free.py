@@ -14,14 +14,16 @@ import mlx.core as mx
 import numpy as np
 
 from harness.oracle import Expected, History
+from harness.rules import CacheRule
 
-Shown = Callable[[int | None], np.ndarray[Any, Any]]
+Shown = Callable[..., np.ndarray[Any, Any]]
 
 
 @dataclass(frozen=True, eq=False)
 class PathOfTokens:
     """Consecutive positions from ``first`` on. ``rows``: where its tokens stand in the History; ``slots``: where they
-    stand in ``tokens`` [L], int32; ``shown(window)`` [L, L]: what a layer with this window may see.
+    stand in ``tokens`` [L], int32; ``shown(window, rule)`` [L, L]: what a layer with this window, and a cache
+    of this rule, may see.
 
     A position that nobody sees (it was trimmed before anything rested on it) is filled with a token that sees itself.
     """
@@ -49,9 +51,15 @@ def paths_of(history: History) -> Iterator[PathOfTokens]:
         tokens = np.zeros(length, np.int32)
         tokens[slots] = history.tokens[rows]
 
-        def shown(window: int | None, rows: Any = rows, slots: Any = slots, length: int = length) -> Any:
+        def shown(
+            window: int | None,
+            rule: CacheRule | None = None,
+            rows: Any = rows,
+            slots: Any = slots,
+            length: int = length,
+        ) -> Any:
             seen = np.eye(length, dtype=bool)
-            seen[np.ix_(slots, slots)] = history.shown(window)[np.ix_(rows, rows)]
+            seen[np.ix_(slots, slots)] = history.shown(window, rule)[np.ix_(rows, rows)]
             return seen
 
         yield PathOfTokens(tokens, rows, slots, shown, first)

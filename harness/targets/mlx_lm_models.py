@@ -7,6 +7,7 @@ import copy
 import functools
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import mlx.core as mx
@@ -31,6 +32,20 @@ def library() -> Library:
         return cast(Library, importlib.import_module("mlx_lm.models.cache"))
     except ImportError as error:
         raise NotInstalled("mlx-lm is not installed: pip install 'mlx-kv-harness[mlx-lm]'") from error
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """The library, asked for caches of at most ``max_kv_size`` keys: rotating ones, which keep the first for good."""
+
+    max_kv_size: int
+
+    def make_prompt_cache(self, model: Any) -> list[Any]:
+        """Of one sequence."""
+        return cast(list[Any], cast(Any, library()).make_prompt_cache(model, max_kv_size=self.max_kv_size))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(library(), name)
 
 
 def version() -> str:
