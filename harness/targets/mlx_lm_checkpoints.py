@@ -100,7 +100,7 @@ def load(checkpoint: Checkpoint) -> Loaded:
         raise TargetError(f"{checkpoint.path}: its first forward failed: {_one_line(error)}") from error
     limits = [f"weights of {checkpoint.path}, computed in float32 (stored as {', '.join(files.dtypes)})"]
     if sizes := sorted({window for window in windows if window}):
-        limits.append(f"a window ({', '.join(map(str, sizes))}) hides something in programs that are longer alone")
+        limits.append(f"a window ({', '.join(map(str, sizes))}) hides something only in programs that are longer")
     described = replace(known, variant=Path(checkpoint.path).name, config=files.config, windows=windows, calls=calls)
     return Loaded(model, model_type, replace(described, limits=(*limits, *known.limits)))
 
