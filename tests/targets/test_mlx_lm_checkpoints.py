@@ -259,7 +259,7 @@ def test_a_run_names_the_checkpoint_and_a_trace_replays_on_it_alone(tmp_path: Pa
               "--programs", "6", "--out", str(tmp_path / "reports"))  # fmt: skip
     assert ran.returncode == 1, ran.stderr
     (report,) = (tmp_path / "reports" / "targets").glob("*.json")
-    assert report.stem == "mlx_lm-olmo3-an-odd-name-live-window"
+    assert report.stem == "mlx_lm-olmo3-an-odd-name-live-window@offset-mask"
     data = json.loads(report.read_text())
     assert any(f"weights of {folder}" in limit for limit in data["limits"])
     trace = sorted((tmp_path / "reports" / "findings").iterdir())[0]
