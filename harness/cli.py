@@ -226,17 +226,17 @@ def _of_targets(arguments: argparse.Namespace, base: Run) -> list[Run]:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    import properties
     from harness.replay import Outcome, replay
     from harness.targets import naming
     from harness.trace import TraceError, read_trace
+    from harness.validation.judged import judgeable
 
     reference = _reference(arguments.device)
     try:
         trace = read_trace(arguments.file)
         asked = naming.Asked(limit=arguments.limit, run_command=arguments.run_command)
         target = naming.target_from_identity(trace.target, asked)
-        result = replay(trace, target, properties.ALL)
+        result = replay(trace, target, judgeable(target))
     except (TraceError, naming.TargetError, reference.UnknownFamily) as error:
         message = str(error)
         where = "" if message.startswith(str(arguments.file)) else f"{arguments.file}: "

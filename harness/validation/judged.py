@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import properties
 from harness.judging import Property
-from harness.target import Target
+from harness.target import Capability, Target
 from harness.validation.plan import GROWTH, Plan
 
+CHECKPOINT = "checkpoint"
+"""The kind of its targets."""
 CONTROL = "mask_key_axis_equals_live_keys"
 """What the offset mask policy must break behind every trim."""
 EXACT = (
@@ -33,6 +35,14 @@ COMPARED = (
 )
 """They compare numbers to a tolerance."""
 MEMORY = "memory_is_given_back"
+
+
+def judgeable(target: Target) -> tuple[Property, ...]:
+    """What can be asked of a target whose trace is replayed: of a checkpoint for whose logits no tolerance is known,
+    the properties that compare none."""
+    if target.identity.kind != CHECKPOINT or Capability.CACHE_FREE in target.capabilities:
+        return properties.ALL
+    return tuple(prop for prop in properties.ALL if prop.id in EXACT)
 
 
 def claimed(target: Target, plan: Plan, compared: bool) -> tuple[tuple[Property, ...], dict[str, str]]:

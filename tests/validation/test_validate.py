@@ -71,6 +71,20 @@ def test_a_finding_can_be_replayed(
     assert "is another checkpoint now" in capsys.readouterr().err
 
 
+def test_half_precision_that_is_mended_is_fixed(
+    synth: Synth, validate: Validate, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A replay asks all properties in the end: those that have no tolerance for such weights would cry wolf."""
+    wrong = validate(synth("qwen2_vl", dtype="float16"), "--after", "offset")
+    assert wrong.record is not None
+    files = {found["replay"].split()[-1] for found in wrong.record["findings"]}
+    for number, file in enumerate(sorted(files)):
+        trace = json.loads(Path(file).read_text())
+        trace["target"]["policy"] = "live"
+        assert main(["replay", str(_refingerprinted(trace, tmp_path / f"{number}.json"))]) == 0
+    assert capsys.readouterr().out.count("FIXED") == len(files) > 1
+
+
 def _refingerprinted(trace: dict[str, object], path: Path) -> Path:
     from harness.operations import Program
     from harness.trace import Trace
