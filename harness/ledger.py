@@ -25,7 +25,7 @@ from harness.operations import (
     TrimFront,
     rows_after,
 )
-from harness.rules import CacheRule, fits
+from harness.rules import CacheRule, fits, runs_of
 
 SINKS = 4  # slots that the second generation of enforce_max_kv_size keeps, and the floor of a context shift
 
@@ -35,7 +35,8 @@ class SequenceState:
     """A snapshot of one sequence. ``trimmed``: a front trim has removed something; ``removed``: any trim or rollback
     has, so that the live length is no longer the number of tokens ever written. ``read``: how many positions were read
     with images, and ``images`` those of them where an image stands, one range for each run of placeholders;
-    ``forgotten``: some cache no longer has a key that another one holds; ``storage``: how its rows are stored."""
+    ``forgotten``: some cache no longer has a key that another one holds; ``storage``: how its rows are stored;
+    ``held``: the positions of its keys, as ranges."""
 
     offset: int
     live_start: int
@@ -46,6 +47,7 @@ class SequenceState:
     images: tuple[range, ...] = ()
     forgotten: bool = False
     storage: str = "rows"
+    held: tuple[range, ...] = ()
 
     def __str__(self) -> str:
         return f"offset {self.offset}, live_start {self.live_start}, live_len {self.live_len}"
@@ -127,7 +129,8 @@ class SequenceLedger:
         lengths = self.offset, self.live_start, self.live_len
         forgotten = any(len(kept) < len(self.held) for kept in self.kept.values())
         prompt = len(self.prompt)
-        return SequenceState(*lengths, self.trimmed, self.removed, prompt, self.images, forgotten, self.storage)
+        held = runs_of(self.held)
+        return SequenceState(*lengths, self.trimmed, self.removed, prompt, self.images, forgotten, self.storage, held)
 
     def read(self, tokens: tuple[int, ...], places: list[Place], images: tuple[range, ...], source: object) -> None:
         """A prompt with images, of which the forwards from position 0 on will take their tokens."""

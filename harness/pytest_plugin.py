@@ -44,13 +44,18 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before -k and -m choose
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     """Add a test for every configuration of every target."""
-    if not config.getoption("--kv-target"):
+    given: list[str] = config.getoption("--kv-target")
+    if not given:
         return
     from harness.targets.naming import split_names
 
-    for given in config.getoption("--kv-target"):
-        for name in split_names(given):
-            items.extend(_items(session, config, name))
+    if not 0 <= config.getoption("--kv-seed") < 2**32:
+        raise pytest.UsageError(f"--kv-seed: must lie in [0, 2**32), got {config.getoption('--kv-seed')}")
+    names = dict.fromkeys(name for each in given for name in split_names(each))
+    if not names or not all(map(str.strip, given)):
+        raise pytest.UsageError("--kv-target: names no target")
+    for name in names:
+        items.extend(_items(session, config, name))
 
 
 def _items(session: pytest.Session, config: pytest.Config, name: str) -> Iterator[pytest.Item]:

@@ -11,6 +11,7 @@ from harness.execution import Execution
 from harness.findings import Finding
 from harness.ledger import SequenceState
 from harness.oracle import of_layer, visible_set
+from harness.rules import runs_of
 from harness.steps import ForwardStep, Step
 from harness.target import AttentionCall, PositionCall
 from harness.trace import Trace
@@ -66,8 +67,16 @@ def _step(run: Execution, step: Step, broken: bool) -> dict[str, Any]:
     return body
 
 
-def _state(state: SequenceState) -> dict[str, int]:
-    return {"offset": state.offset, "live_start": state.live_start, "live_len": state.live_len}
+def _state(state: SequenceState) -> dict[str, Any]:
+    return {"offset": state.offset, "live_start": state.live_start, **_keys(state.offset, state.held)}
+
+
+def _keys(offset: int, runs: tuple[range, ...]) -> dict[str, Any]:
+    """``held``: first and last position of every run of keys, where they are not all right in front of the offset."""
+    held = sum(map(len, runs))
+    if runs in ((), (range(offset - held, offset),)):
+        return {"live_len": held}
+    return {"live_len": held, "held": [[run.start, run.stop - 1] for run in runs]}
 
 
 def _forward(run: Execution, forward: ForwardStep, broken: bool) -> dict[str, Any]:
@@ -78,7 +87,10 @@ def _forward(run: Execution, forward: ForwardStep, broken: bool) -> dict[str, An
     append = forward.append
     return {
         "tokens": len(append.positions),
-        "after": {"offset": append.positions.stop, "live_len": len(append.held) + len(append.positions)},
+        "after": {
+            "offset": append.positions.stop,
+            **_keys(append.positions.stop, runs_of((*append.held, *append.positions))),
+        },
         "attention": [
             {
                 "layer": layers[number] if mapped else None,

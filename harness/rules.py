@@ -6,7 +6,7 @@ chunk. The ledger knows the rule alone, and nothing of rings and slots.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,3 +47,16 @@ class CacheRule:
         """Those of the keys ``held``, all older, that the token at ``query`` sees. What it does not see no later token
         will see either, so an append that begins with it need not keep the others."""
         return tuple(key for key in held if self.shows(query, key))
+
+
+def runs_of(positions: Sequence[int]) -> tuple[range, ...]:
+    """Ascending positions as ranges."""
+    if positions and positions[-1] - positions[0] == len(positions) - 1:  # nearly always
+        return (range(positions[0], positions[-1] + 1),)
+    runs: list[range] = []
+    for position in positions:
+        if runs and runs[-1].stop == position:
+            runs[-1] = range(runs[-1].start, position + 1)
+        else:
+            runs.append(range(position, position + 1))
+    return tuple(runs)

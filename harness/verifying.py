@@ -75,6 +75,8 @@ def verify(
     """
     if profile not in PROFILES:
         raise ValueError(f"a profile is one of {', '.join(PROFILES)}, not {profile!r:.60}")
+    if type(seed) is not int or not 0 <= seed < 2**32:
+        raise ValueError(f"a seed must be a whole number in [0, 2**32), got {seed!r:.40}")
     if programs is not None and programs < 1:
         raise ValueError(f"programs must be at least 1, got {programs}")
     chosen = PROFILES[profile]
@@ -97,6 +99,8 @@ def _subject(target: Target | Sequence[Target]) -> naming.Subject:
     targets = tuple(target) if isinstance(target, Sequence) else (target,)
     if not targets:
         raise ValueError("no target was given")
+    if odd := [each for each in targets if not hasattr(each, "identity")]:
+        raise ValueError(f"no target: {odd[0]!r:.80} (see harness.target.Target)")
     first = targets[0].identity
     for other in targets[1:]:
         if (other.identity.kind, other.identity.family) != (first.kind, first.family):

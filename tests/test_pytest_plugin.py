@@ -74,6 +74,12 @@ def test_a_target_that_does_not_exist_is_one_line(tmp_path: Path, target: str, t
     assert len(errors) == 1 and told in errors[0]
 
 
+@pytest.mark.parametrize("arguments", [("--kv-target", ""), ("--kv-target", RIGHT, "--kv-seed", "-1")])
+def test_what_would_verify_nothing_is_refused(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    done = in_a_project(tmp_path, *arguments, tests="def test_theirs(): pass\n")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR and "ERROR: --kv-" in done.stderr + done.stdout
+
+
 def test_without_the_option_nothing_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of ours but the plugin is imported, and no test is added."""
     looks = """

@@ -25,6 +25,8 @@ def _explain(arguments: argparse.Namespace) -> int:
     from harness.reporting.text import block, escape
     from harness.trace import TraceError, read_trace
 
+    if arguments.html is not None and arguments.html.resolve() == arguments.file.resolve():
+        raise UsageError(f"argument --html: {arguments.html} is the trace itself")
     sentences = {prop.id: prop.sentence for prop in properties.ALL}
     try:
         trace = read_trace(arguments.file)

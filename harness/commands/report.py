@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from harness.commands import UsageError, out_option
 
@@ -70,7 +72,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         family_markdown(record)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        for found in record["findings"]:
+            found["replay"] is None or shlex.split(found["replay"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{path}: no record of a report ({type(error).__name__}: {error!s:.80}); remove it") from error
     return record
 
@@ -78,14 +82,19 @@ def _read(path: Path) -> dict[str, Any]:
 def _take_over(out: Path, other: Path) -> None:
     """Records and findings of another folder. Of two records of one name the worse one stays: in whatever order folders
     are taken over, and however often, the result is the same."""
-    from harness.reporting import write_atomically
+    from harness.reporting import replace, write_atomically
 
     for path in _records(other):
         record, mine = _read(path), out / path.relative_to(other)
         if not mine.exists() or _rank(record) < _rank(_read(mine)):
             write_atomically(mine, path.read_text(encoding="utf-8"))
     for path in sorted((other / "findings").glob("*.json")):
-        write_atomically(out / "findings" / path.name, path.read_text(encoding="utf-8"))
+        (out / "findings").mkdir(parents=True, exist_ok=True)
+        replace(out / "findings" / path.name, partial(_copy, path))
+
+
+def _copy(path: Path, file: BinaryIO) -> None:
+    file.write(path.read_bytes())
 
 
 def _rank(record: dict[str, Any]) -> tuple[int, int, str]:

@@ -9,10 +9,9 @@ import argparse
 import shlex
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from harness.commands import UsageError
+from harness.commands import UsageError, out_option
 from harness.findings import Verdict
 from harness.validation.plan import Asked, PlanError, make_plan, why_vacuous
 
@@ -40,7 +39,7 @@ def register(commands: Any, device_option: Callable[[argparse.ArgumentParser], N
     parser.add_argument("--dtype", choices=DTYPES, help="default: as stored; float32 has its logits compared as well")
     parser.add_argument("--memory", type=float, metavar="GB", help="at most (default: 80 %% of what is free)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn (default: 0)")
-    parser.add_argument("--out", type=Path, default=Path("reports"), metavar="DIR", help="default: reports")
+    out_option(parser)
     device_option(parser)
 
 
@@ -62,7 +61,7 @@ def act(arguments: argparse.Namespace) -> int:
         checkpoint = checkpoints.open_checkpoint(arguments.checkpoint)
         checkpoints.check(checkpoint)
         if (why := why_vacuous(asked)) is not None:
-            print(f"{Verdict.VACUOUS}  {why}")
+            print(f"{Verdict.VACUOUS}  {why}\nno report was written")
             return 1
         plan = make_plan(asked, images=loaded.why_no_images(checkpoint) is None)
         compared = loaded.compares(checkpoint, arguments.dtype)
@@ -104,6 +103,8 @@ def act(arguments: argparse.Namespace) -> int:
 def _asked(arguments: argparse.Namespace) -> Asked:
     if not 0 <= arguments.seed < 2**32:
         raise UsageError(f"argument --seed: must lie in [0, 2**32), got {arguments.seed}")
+    if arguments.before == arguments.after:
+        raise UsageError(f"argument --before: {arguments.before} is --after as well: that compares a side with itself")
     if arguments.memory is not None and not arguments.memory > 0:
         raise UsageError(f"argument --memory: must be a number of GB above 0, got {arguments.memory}")
     asked = Asked(

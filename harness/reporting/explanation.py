@@ -38,9 +38,15 @@ def explanation(trace: Trace, sentences: dict[str, str], replay: str) -> str:
     TraceError where the steps are none that this version writes.
     """
     try:
-        return "\n".join([*_found(trace, sentences), "", *_walk(trace), "", f"Run it again: {replay}"])
+        lines = [*_found(trace, sentences), "", *_walk(trace), "", f"Run it again: {replay}"]
+        return "\n".join(map(_plain, lines))
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         raise TraceError(f"its steps cannot be read ({type(error).__name__}: {error})") from error
+
+
+def _plain(line: str) -> str:
+    """A trace may come from anybody: what moves a cursor, or looks like a line of ours, is shown as what it is."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def _found(trace: Trace, sentences: dict[str, str]) -> Iterator[str]:
@@ -73,6 +79,8 @@ def _walk(trace: Trace) -> Iterator[str]:
             continue
         step = trace.steps[number]
         yield from (f"    {line}" for line in _seen(step, several))
+        if isinstance(operation, Fork):
+            yield f"    sequence {operation.into} must hold then: the same, {_held(step['after'])}"
         if number == broken:
             yield "    HERE it broke."
     if trace.finding is not None and broken is None:
@@ -86,9 +94,7 @@ def _seen(step: dict[str, Any], several: bool) -> Iterator[str]:
         yield f"{who}must hold then: {'the same, ' * (step['before'] == step['after'])}{_held(step['after'])}"
     for at, row in enumerate(rows):
         for forward in step.get("forwards", ())[at :: len(rows)][-1:]:
-            after = forward["after"]
-            state = after | {"live_start": after["offset"] - after["live_len"]}
-            yield f"sequence {row} must hold then: {_held(state)}"
+            yield f"sequence {row} must hold then: {_held(forward['after'])}"
     if "removed" in step:
         told = ", ".join(map(str, step["removed"])) or "nothing, no cache was visited"
         yield f"removed from its caches: {told}; expected: {step['expected_removed']} from each"
@@ -105,14 +111,20 @@ def _seen(step: dict[str, Any], several: bool) -> Iterator[str]:
         yield f"it raised {step['error']}"
 
 
-def _held(state: dict[str, int]) -> str:
-    keys = count(state["live_len"], "key")
+def runs(state: dict[str, Any]) -> list[list[int]]:
+    """First and last position of every run of keys that a state of a trace holds."""
+    if "held" in state or not state["live_len"]:
+        return list(state.get("held", []))
+    return [[state["offset"] - state["live_len"], state["offset"] - 1]]
+
+
+def _held(state: dict[str, Any]) -> str:
+    following = f"the next token has position {state['offset']}"
     if not state["live_len"]:
-        return f"no key; the next token has position {state['offset']}"
-    first, last = state["live_start"], state["offset"] - 1
-    if last - first + 1 == state["live_len"]:
-        return f"{keys}, position{_span(first, last)}; the next token has position {state['offset']}"
-    return f"{keys} up to position {last}; the next token has position {state['offset']}"
+        return f"no key; {following}"
+    spans = [_span(first, last).removeprefix("s").strip() for first, last in runs(state)]
+    several = "s" if state["live_len"] > 1 else ""
+    return f"{count(state['live_len'], 'key')}, position{several} {' and '.join(spans)}; {following}"
 
 
 def _forward(forward: dict[str, Any], which: str) -> Iterator[str]:

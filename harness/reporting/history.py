@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -57,9 +58,8 @@ def read(file: Path) -> list[Entry]:
     entries = []
     for number, line in enumerate(lines, 1):
         try:
-            one = json.loads(line)
-            entries.append({name: one[name] for name in _NAMES})
-        except (ValueError, KeyError, TypeError) as error:
+            entries.append(_checked(json.loads(line)))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise HistoryError(f"{file}: line {number} is no entry ({error!r:.80}); remove it") from error
     return sorted(entries, key=_order)
 
@@ -68,6 +68,19 @@ _NAMES = (
     *("at", "target", "policy", "profile", "seed", "verdict", "partial"),
     *("programs", "seconds", "decisive_steps", "broken", "versions"),
 )
+
+
+def _checked(one: Any) -> Entry:
+    """ValueError or TypeError where a field is missing, or is not what it should be."""
+    made = {name: one[name] for name in _NAMES}
+    texts = all(isinstance(made[name], str) for name in ("at", "target", "policy", "profile", "verdict"))
+    whole = all(type(made[name]) is int for name in ("seed", "programs", "decisive_steps"))
+    seconds = isinstance(made["seconds"], (int, float)) and math.isfinite(made["seconds"])
+    broken = isinstance(made["broken"], list) and all(isinstance(name, str) for name in made["broken"])
+    if not (texts and whole and seconds and broken and type(made["partial"]) is bool):
+        raise TypeError("a field is not of its type")
+    _line(made)
+    return made
 
 
 def append(file: Path, entries: Iterable[Entry]) -> None:

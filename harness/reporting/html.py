@@ -35,8 +35,9 @@ _VERDICT = re.compile(r"<p><strong>([A-Z ]+)</strong>")
 
 def html_page(markdown: str, pictures: Mapping[int, Sequence[str]] | None = None) -> str:
     """The page. ``pictures``: SVG to be put below the heading of the third level that begins with this number (the
-    findings are numbered). The Markdown may hold no HTML of its own: it is shown as text."""
-    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
+    findings are numbered). HTML, links and images in the Markdown are shown as
+    text: a record may hold what others wrote."""
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable(["image", "link", "autolink"])
     tokens = parser.parse(markdown)
     title = next((tokens[at + 1].content for at, token in enumerate(tokens) if token.tag == "h1"), "Report")
     body = parser.renderer.render(_with_pictures(tokens, pictures or {}), parser.options, {})

@@ -23,10 +23,10 @@ def write_pages(record_file: Path, markdown: str, findings: Sequence[Mapping[str
 
 def _drawn(replay: str | None, out: Path) -> list[str]:
     """``replay``: the command, ``kv-harness replay FILE ...``."""
-    words = shlex.split(replay or "")
-    if len(words) < 3:
-        return []
     try:
+        words = shlex.split(replay or "")
+        if len(words) < 3:
+            return []
         return pictures(read_trace(out / "findings" / Path(words[2]).name))
-    except TraceError:
+    except (TraceError, ValueError):  # also a quote that nobody closed
         return []

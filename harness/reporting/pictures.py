@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from harness.operations import Fork
+from harness.reporting.explanation import runs
 from harness.reporting.text import count
 from harness.trace import Trace
 
@@ -17,6 +19,7 @@ Step = Mapping[str, Any]
 
 _CELL = 12
 _MOST_STEPS = 60
+_MOST_KEYS = 512
 _HEIGHT = 90.0  # of a lane, for the largest offset
 
 
@@ -29,7 +32,8 @@ def timeline(trace: Trace) -> str | None:
     offsets = [step["after"]["offset"] for step in steps]
     most = max([*offsets, *(forward["after"]["offset"] for step in steps for forward in step.get("forwards", ()))])
     scale = _HEIGHT / max(most, 1)
-    lanes = sorted({step["sequence"] for step in steps} | {row for step in steps for row in step.get("batch", ())})
+    named = {row for step in steps for row in (step["sequence"], *step.get("batch", ()))}
+    lanes = sorted(named | {each.into for each in trace.program.operations[: len(steps)] if isinstance(each, Fork)})
     wide = max(44, min(110, 1100 // len(steps)))
     broken = trace.finding["step"] if trace.finding is not None else None
     body: list[str] = []
@@ -39,44 +43,58 @@ def timeline(trace: Trace) -> str | None:
         body.append(f'<line class="axis" x1="40" x2="{40 + wide * len(steps)}" y1="{bottom:g}" y2="{bottom:g}"/>')
         body.append(_text(36, bottom + 4, "0", "note", "end"))
         body.append(_text(36, bottom - most * scale + 4, str(most), "note", "end"))
-        offset, held = 0, 0
+        offset, held = 0, _NONE
         for number, step in enumerate(steps):
+            operation = trace.program.operations[number]
             mine = step["sequence"] == sequence or sequence in step.get("batch", ())
-            offset, held = _after(step, sequence, (offset, held))
+            forked = isinstance(operation, Fork) and operation.into == sequence
+            offset, held = _state(step["after"]) if forked else _after(step, sequence, (offset, held))
             if not offset:
                 continue
             x = 40 + number * wide
             body.extend(_bar(x, bottom, wide, scale, (offset, held), number == broken and mine))
             if step["sequence"] == sequence and step["after"]["live_start"] > step["before"]["live_start"]:
-                body.append(_text(x + wide / 2, bottom - (offset - held) * scale + 11, "trim", "mark", "middle"))
+                low = bottom - (held[-1][0] if held else offset) * scale + 11
+                body.append(_text(x + wide / 2, min(low, bottom + 11), "trim", "mark", "middle"))
     low = len(lanes) * (_HEIGHT + 44)
     for number, step in enumerate(steps):
         what = step["operation"] if len(step["operation"]) * 6 <= wide else step["operation"].split("(")[0]
         body.append(_text(40 + number * wide + wide / 2, low + 4, _cut(what, wide), "note", "middle"))
-    told = f"{count(len(steps), 'step')}; a bar is the keys that a sequence holds, from live_start to its offset"
+    told = f"{count(len(steps), 'step')}; a bar is the keys that a sequence holds, by position; the line is its offset"
     if broken is not None and broken < len(steps):
         told += f"; step {broken + 1}, {steps[broken]['operation']}, is where it broke"
     return _svg(40 + wide * len(steps) + 6, low + 12, "What the sequences held, step by step", told, body)
 
 
-def _after(step: Step, sequence: int, before: tuple[int, int]) -> tuple[int, int]:
+Held = list[list[int]]
+_NONE: Held = []
+
+
+def _state(state: dict[str, Any]) -> tuple[int, Held]:
+    return state["offset"], runs(state)
+
+
+def _after(step: Step, sequence: int, before: tuple[int, Held]) -> tuple[int, Held]:
     """Offset and keys of a sequence behind a step. Of a batch a step tells the state of one, its forwards of all."""
     rows, forwards = step.get("batch", ()), step.get("forwards", ())
     if step["sequence"] == sequence and not (rows and forwards):
-        return step["after"]["offset"], step["after"]["live_len"]
+        return _state(step["after"])
     for position, forward in enumerate(forwards):
         if rows and rows[position % len(rows)] == sequence:
-            before = forward["after"]["offset"], forward["after"]["live_len"]
+            before = _state(forward["after"])
     return before
 
 
-def _bar(x: float, bottom: float, wide: float, scale: float, state: tuple[int, int], broken: bool) -> Iterator[str]:
+def _bar(x: float, bottom: float, wide: float, scale: float, state: tuple[int, Held], broken: bool) -> Iterator[str]:
     offset, held = state
+    for first, last in held:
+        top, high = bottom - (last + 1) * scale, max((last + 1 - first) * scale, 1)
+        kind = "bad" if broken else "held"
+        yield f'<rect class="{kind}" x="{x + 3:g}" y="{top:.1f}" width="{wide - 6:g}" height="{high:.1f}"/>'
     top = bottom - offset * scale
-    kind, high = "bad" if broken else "held", max(held * scale, 1)
-    yield f'<rect class="{kind}" x="{x + 3:g}" y="{top:.1f}" width="{wide - 6:g}" height="{high:.1f}"/>'
     yield f'<line class="edge" x1="{x:g}" x2="{x + wide:g}" y1="{top:.1f}" y2="{top:.1f}"/>'
-    yield _text(x + wide / 2, top - 3, f"{held} of {offset}", "note", "middle")
+    keys = sum(last + 1 - first for first, last in held)
+    yield _text(x + wide / 2, top - 3, f"{keys} of {offset}", "note", "middle")
 
 
 def mask(trace: Trace) -> str | None:
@@ -87,6 +105,8 @@ def mask(trace: Trace) -> str | None:
         return None
     call, shown, visible = found
     keys, wide = call["keys"], max(call["keys"], len(shown[0]))
+    if wide > _MOST_KEYS or max(len(shown), len(visible)) > _MOST_KEYS:
+        return None
     body: list[str] = []
     wrong = beyond = 0
     for query in range(max(len(shown), len(visible))):

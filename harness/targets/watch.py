@@ -153,12 +153,18 @@ def _same_data(array: mx.array, was: mx.array) -> bool:
 
 
 def _address(array: mx.array) -> int:
-    return int(np.asarray(memoryview(cast(Any, array))).ctypes.data)
+    """Of its first byte. NumPy has no bfloat16: the same bytes are looked at as whole numbers, which copies nothing."""
+    seen = array if array.dtype != mx.bfloat16 else array.view(mx.uint16)
+    return int(np.asarray(memoryview(cast(Any, seen))).ctypes.data)
+
+
+def _numbers(array: mx.array) -> np.ndarray[Any, Any]:
+    return np.array(array.astype(mx.float32) if array.dtype == mx.bfloat16 else array)
 
 
 def _change(each: _Watched) -> list[ArgumentChange]:
     """Nothing where other data say the same."""
-    was, now = np.array(each.was), np.array(each.array)
+    was, now = _numbers(each.was), _numbers(each.array)
     if was.shape != now.shape:
         return [ArgumentChange(each.what, each.call, (), f"of shape {list(was.shape)}", f"of shape {list(now.shape)}")]
     differ = (was != now) & ((was == was) | (now == now))  # a NaN that stays one is no change

@@ -12,6 +12,7 @@ from typing import Any
 from harness.reporting import write_atomically
 
 _FIELDS = {"side", "program", "result"}
+_RESULT = {"program", "properties", "findings", "forwards", "blind", "digests", "greedy", "crash"}
 Steps = dict[tuple[str, str], dict[str, Any]]
 
 
@@ -28,7 +29,7 @@ class Journal:
         self._path = path
         self.steps: Steps = {}
         first, *others = _lines(path) or [None]
-        if first == {"key": key} and all(isinstance(line, dict) and set(line) == _FIELDS for line in others):
+        if first == {"key": key} and all(map(_is_step, others)):
             self.steps = {(line["side"], line["program"]): line["result"] for line in others}
         told = [{"key": key}, *(_line(*names, result) for names, result in self.steps.items())]
         write_atomically(path, "".join(json.dumps(line) + "\n" for line in told))  # without half a line at its end
@@ -48,6 +49,14 @@ class Journal:
 
 def _line(side: str, program: str, result: Mapping[str, Any]) -> dict[str, Any]:
     return {"side": side, "program": program, "result": result}
+
+
+def _is_step(line: object) -> bool:
+    """Has it what a verdict is made of? Nobody edits the file, but a disk may."""
+    if not isinstance(line, dict) or set(line) != _FIELDS or not isinstance(line["result"], dict):
+        return False
+    named = isinstance(line["side"], str) and isinstance(line["program"], str)
+    return named and set(line["result"]) == _RESULT
 
 
 def _lines(path: Path) -> list[Any]:

@@ -20,7 +20,7 @@ from harness.findings import Finding
 from harness.judging import Property
 from harness.operations import EnforceMaxKvSize
 from harness.recording import record as record_trace
-from harness.reporting import record_text, versions, write_atomically, write_pages
+from harness.reporting import check_writable, record_text, versions, write_atomically, write_pages
 from harness.reporting.checkpoint import SCHEMA, SCHEMA_VERSION, checkpoint_markdown
 from harness.targets import checkpoint as loaded
 from harness.terminal import INTERRUPTS
@@ -34,6 +34,8 @@ from harness.validation.verdict import A_A, PLANTED, acceptance
 WATCHED = (CONTROL, "mask_shows_exactly_the_visible_set", "every_operation_completes")
 """What sides are asked that are not judged: where their masks break."""
 SILENCE = 10.0  # seconds after which a program says how far it is
+KINDS = ("json", "md", "html")
+"""Of the files of a report."""
 PASSES = 3  # of a program: itself, again, and its untrimmed part under the other policy
 PASSES_COMPARED = 7  # and without rejected drafts, in one forward, without a cache, in float64 (which counts twice)
 
@@ -86,10 +88,14 @@ def run(wanted: Validation, say: Callable[[str], None]) -> dict[str, Any]:
     CheckpointError where the weights cannot be loaded, OSError where nothing can be written.
     """
     started = time.monotonic()
-    for suffix in ("json", "md"):
-        if wanted.file(suffix).is_dir():
-            raise IsADirectoryError(21, "is a folder, a report would go there", str(wanted.file(suffix)))
+    check_writable(wanted.out, [wanted.stem.relative_to(wanted.out)], (*KINDS, "partial.jsonl"))
+    for (
+        kind
+    ) in KINDS:  # an older report, of other numbers maybe, must not be taken for this one's if this one is killed
+        wanted.file(kind).unlink(missing_ok=True)
     journal = Journal(wanted.file("partial.jsonl"), key_of(_decides(wanted)))
+    sides, names = set(wanted.sides), {planned.name for planned in wanted.plan.programs}
+    journal.steps = {(s, p): result for (s, p), result in journal.steps.items() if s in sides and p in names}
     if journal.steps:
         told = ", ".join("/".join(names) for names in journal.steps)
         say(f"goes on behind {len(journal.steps)} finished steps ({told})")

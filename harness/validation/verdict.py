@@ -44,7 +44,7 @@ def acceptance(
     plan: Plan, sides: Mapping[str, str], claimed: Sequence[Property], results: Results
 ) -> tuple[tuple[Row, ...], Verdict, str]:
     """(rows, verdict, reason). ``sides``: name (``after`` is the one that is judged) -> mask policy."""
-    rows = [_reaches(plan), _control(plan, results[control_side(sides)])]
+    rows = [_reaches(plan), _control(plan, results[control_side(sides)]), _felt(plan, results["after"])]
     rows += [_property(prop, results["after"]) for prop in claimed]
     if "before" in sides:
         rows += [_same_bytes(results), _same_greedy(results)]
@@ -87,6 +87,17 @@ def _control(plan: Plan, results: Mapping[str, Mapping[str, Any]]) -> Row:
         return Row(criterion, Verdict.VACUOUS, evidence, len(names) - len(missed))
     evidence = "; ".join(f"{name}: {found[0]['message']}" for name, found in caught.items())
     return Row(criterion, Verdict.PASS, evidence, len(names))
+
+
+def _felt(plan: Plan, results: Mapping[str, Mapping[str, Any]]) -> Row:
+    """Weights of zeros, or an attention that reaches no logit, would pass every comparison of outputs."""
+    criterion = "logits depend on the keys: behind a trim they are not those of the untrimmed prompt"
+    first = plan.first_decisive.number - 1
+    pairs = list(zip(results["untrimmed"]["digests"], results["bounded"]["digests"], strict=False))
+    behind = pairs[first : len(plan.chunks)]
+    differ = sum(untrimmed != bounded for untrimmed, bounded in behind)
+    evidence = f"{differ} of {count(len(behind), 'forward')} behind a trim differ"
+    return Row(criterion, Verdict.PASS if differ else Verdict.VACUOUS, evidence, differ)
 
 
 def _property(prop: Property, results: Mapping[str, Mapping[str, Any]]) -> Row:

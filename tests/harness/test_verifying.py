@@ -59,6 +59,10 @@ def test_what_cannot_be_verified(tmp_path: Path) -> None:
         verify(FakeTarget(), "thorough")
     with pytest.raises(ValueError, match="programs must be at least 1"):
         verify(FakeTarget(), programs=0)
+    with pytest.raises(ValueError, match="no target: None"):
+        verify(None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="a seed must be a whole number"):
+        verify(FakeTarget(), seed=-1)
     with pytest.raises(ValueError, match="no target was given"):
         verify([])
     with pytest.raises(TargetError, match="qwen9"):

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from harness.cli import main
-from harness.validation.journal import Journal, key_of
+from harness.validation.journal import _RESULT, Journal, key_of
 from tests.validation.conftest import SMALL, Synth
 
+RESULT: dict[str, object] = dict.fromkeys(_RESULT)
 OPTIONS = (*SMALL[:4], "--tokens", "120", "--decode", "12")
 
 
@@ -61,8 +62,8 @@ def _report(out: Path) -> dict[str, object]:
 def test_another_key_starts_again(tmp_path: Path) -> None:
     path = tmp_path / "a" / "x.partial.jsonl"
     journal = Journal(path, "one")
-    journal.add("after", "bounded", {"forwards": 3})
-    assert Journal(path, "one").steps == {("after", "bounded"): {"forwards": 3}}
+    journal.add("after", "bounded", RESULT)
+    assert Journal(path, "one").steps == {("after", "bounded"): RESULT}
     assert Journal(path, "two").steps == {}
     assert Journal(path, "one").steps == {}  # and what was there is gone
     journal.remove()
@@ -80,9 +81,9 @@ def test_a_file_that_is_no_journal_counts_as_none(content: bytes, tmp_path: Path
 
 def test_half_a_line_is_dropped_and_does_not_spoil_the_next(tmp_path: Path) -> None:
     path = tmp_path / "x.partial.jsonl"
-    Journal(path, "one").add("after", "bounded", {})
+    Journal(path, "one").add("after", "bounded", RESULT)
     path.write_text(path.read_text() + '{"side": "after", "program": "ima')
-    Journal(path, "one").add("after", "images", {})
+    Journal(path, "one").add("after", "images", RESULT)
     assert list(Journal(path, "one").steps) == [("after", "bounded"), ("after", "images")]
 
 

@@ -41,7 +41,7 @@ def test_a_plan_that_shows_nothing_is_vacuous_and_loads_nothing(
     monkeypatch.setattr("harness.checkpoints.load_model", never)
     seen = validate(synth("qwen2_vl"), *options)
     assert (seen.code, seen.record) == (1, None)
-    assert seen.out.startswith("VACUOUS  ") and seen.out.count("\n") == 1 and words in seen.out
+    assert seen.out.startswith("VACUOUS  ") and seen.out.count("\n") == 2 and words in seen.out
 
 
 def test_a_folder_that_is_called_after_another_family_is_refused(validate: Validate, tmp_path: Any) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import jsonschema
+import mlx.core as mx
 import pytest
 
 from harness.cli import main
@@ -125,6 +127,37 @@ def test_the_defaults_are_decisive_for_every_property_that_is_claimed(synth: Syn
     assert seen.row("memory_is_given_back")["decisive_steps"] > 0
     expected = f"kv-harness validate {synth('nemotron_nas')} {' '.join(defaults)} --after live --seed 0"
     assert seen.record["command"] == expected
+
+
+def test_bfloat16_and_a_report_that_is_older(synth: Synth, validate: Validate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most published weights are bfloat16. A run that does not get to its end leaves no report of an earlier one."""
+    folder = synth("nemotron_nas", dtype="bfloat16")
+    right = validate(folder)
+    assert (right.code, right.record is not None) == (0, True)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("harness.validation.run.measure", killed)
+    stopped = validate(folder)
+    assert (stopped.code, stopped.record) == (1, None)
+
+
+def test_a_side_is_not_compared_with_itself(synth: Synth, validate: Validate) -> None:
+    same = validate(synth("nemotron_nas"), "--before", "live")
+    assert same.code == 2 and "compares a side with itself" in same.err
+
+
+def test_weights_of_zeros_are_vacuous(synth: Synth, validate: Validate, tmp_path: Path) -> None:
+    folder = tmp_path / "zeros"
+    shutil.copytree(synth("nemotron_nas"), folder)
+    for file in folder.glob("*.safetensors"):
+        arrays = mx.load(str(file))
+        assert isinstance(arrays, dict)
+        mx.save_safetensors(str(file), {name: mx.zeros_like(array) for name, array in arrays.items()})
+    empty = validate(folder)
+    assert empty.record is not None and (empty.code, empty.record["verdict"]) == (1, "VACUOUS")
+    assert empty.row("logits depend on the keys: behind a trim they are not those of the untrimmed prompt")
 
 
 def test_truncated_weights_are_refused_in_one_line(synth: Synth, validate: Validate, tmp_path: Path) -> None:

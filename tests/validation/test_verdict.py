@@ -22,14 +22,14 @@ SIDES = with_control("live", "live")
 Results = dict[str, dict[str, dict[str, Any]]]
 
 
-def _result(caught: bool) -> dict[str, Any]:
+def _result(caught: bool, trimmed: bool = False) -> dict[str, Any]:
     counted = {"steps": 3, "decisive": 2, "worst": None, "doubt": None}
     return {
         "properties": {prop.id: dict(counted) for prop in JUDGED},
         "findings": [{"property": MASK, "message": "the mask has 32 keys"}] if caught else [],
         "forwards": 5,
         "blind": 0,
-        "digests": ["a", "b"],
+        "digests": ["a", "b", "c", "x", "y"] if trimmed else ["a", "b", "c", "d", "e"],
         "greedy": [[1, -1], [2]],
         "crash": None,
     }
@@ -39,7 +39,10 @@ def _result(caught: bool) -> dict[str, Any]:
 def results() -> Results:
     """Of a right target, with its control caught wherever it must be."""
     return {
-        side: {planned.name: _result(side == "control" and planned.name != "untrimmed") for planned in PLAN.programs}
+        side: {
+            planned.name: _result(side == "control" and planned.name != "untrimmed", planned.name != "untrimmed")
+            for planned in PLAN.programs
+        }
         for side in SIDES
     }
 
@@ -56,7 +59,7 @@ def _row(results: Results, start: str) -> tuple[Verdict, str, int]:
 
 def test_a_right_target_passes(results: Results) -> None:
     rows, verdict, reason = acceptance(PLAN, SIDES, JUDGED, results)
-    assert (verdict, len(rows)) == (Verdict.PASS, 6)
+    assert (verdict, len(rows)) == (Verdict.PASS, 7)
     assert "the planted bug was caught" in reason
     assert _row(results, "greedy")[2] == 6  # an undecided token counts for nothing
 
@@ -112,6 +115,13 @@ def test_untrimmed_logits_that_differ_from_before_fail(results: Results, digests
     results["before"]["untrimmed"]["digests"] = digests
     assert _row(results, "untrimmed logits")[0] is Verdict.FAIL
     assert _verdict(results) is Verdict.FAIL
+
+
+def test_logits_that_do_not_miss_what_was_trimmed_prove_nothing(results: Results) -> None:
+    """Weights of zeros, or an attention that reaches no logit: every comparison of outputs would hold."""
+    results["after"]["bounded"]["digests"] = results["after"]["untrimmed"]["digests"]
+    assert _row(results, "logits depend")[0] is Verdict.VACUOUS
+    assert _verdict(results) is Verdict.VACUOUS
 
 
 def test_trimmed_logits_may_differ_from_before(results: Results) -> None:

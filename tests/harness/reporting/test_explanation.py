@@ -77,6 +77,25 @@ def test_a_program_without_a_finding() -> None:
     assert [line for line in lines if line.startswith("    forward 2, ")]
 
 
+def test_sinks_leave_a_gap_and_a_fork_holds_the_same() -> None:
+    program = Program((Prefill(10), TrimFront(6, 3), Chunk(2), Fork(1)), ("pool", "pool"))
+    lines = explained(record(execute(FakeTarget(), program), None, {}))
+    held = "4 keys, positions 0 to 2 and 9; the next token has position 10"
+    assert f"    sequence 0 must hold then: {held}" in lines
+    held = "6 keys, positions 0 to 2 and 9 to 11; the next token has position 12"
+    assert f"    sequence 0 must hold then: {held}" in lines
+    assert f"    sequence 1 must hold then: the same, {held}" in lines
+
+
+def test_a_message_cannot_pass_for_a_line_or_move_the_cursor() -> None:
+    trace = of_bug()
+    assert trace.finding is not None
+    message = "x\x1b[2J\x07\nRun it again: something else"
+    lines = explained(dataclasses.replace(trace, finding={**trace.finding, "message": message}))
+    assert [line for line in lines if line.startswith("Run it again")] == ["Run it again: kv-harness replay X"]
+    assert r"    But: x\x1b[2J\x07\nRun it again: something else" in lines
+
+
 EVERY: list[Operation] = [
     Prefill(1),
     Prefill(9, media=(Media(2, 2, 3),)),
@@ -146,6 +165,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     file.write_text(of_bug().to_text())
     assert cli.main(["explain", str(file)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"Run it again: kv-harness replay '{file}'"
+    assert cli.main(["explain", str(file), "--html", str(tmp_path / "." / "a trace.json")]) == 2
+    assert "is the trace itself" in capsys.readouterr().err and json.loads(file.read_text())["format"]
     file.write_text(json.dumps({"format": "x"}))
     assert cli.main(["explain", str(file)]) == cli.main(["explain", str(tmp_path / "none.json")]) == 2
     assert capsys.readouterr().err.count("\n") == 2

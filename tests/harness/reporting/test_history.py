@@ -52,7 +52,12 @@ def test_a_line_that_was_cut_is_left_out_and_replaced(tmp_path: Path) -> None:
     assert all(json.loads(line) for line in file.read_text().splitlines())
 
 
-@pytest.mark.parametrize("line", ["{}", "[]", "x", '{"at": 1}', "null"])
+WRONG = ({"at": 5}, {"target": ["x"]}, {"seconds": "x"}, {"seconds": float("nan")}, {"broken": None}, {"programs": 1.5})
+
+
+@pytest.mark.parametrize(
+    "line", ["{}", "[]", "x", '{"at": 1}', "null", *(json.dumps(entry("2026-01-02") | one) for one in WRONG)]
+)
 def test_a_line_that_is_no_entry_is_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "history.jsonl"
     append(file, [entry("2026-01-01")])
@@ -146,10 +151,14 @@ def test_what_cannot_be_reported(reports: Path, tmp_path: Path, capsys: pytest.C
     assert cli.main(["report", "--out", str(tmp_path / "none")]) == 2
     out = tmp_path / "o"
     shutil.copytree(reports, out)
-    for name, text in (("targets/x.json", "{"), ("targets/x.json", '{"schema": "y"}'), ("history.jsonl", "{}\n")):
+    record = json.loads((out / "targets" / NAME).read_text())
+    findings = json.loads(next((out / "targets").glob("*offset-mask.json")).read_text())["findings"]
+    odd = [json.dumps(record | {"findings": [findings[0] | {"replay": replay}]}) for replay in ("a b 'x", 5)]
+    bad = ["{", '{"schema": "y"}', "[" * 100_000, *odd]
+    for name, text in (*(("targets/x.json", each) for each in bad), ("history.jsonl", "{}\n")):
         (out / name).write_text(text)
         assert cli.main(["report", "--out", str(out)]) == 2
         if name.startswith("targets"):
             (out / name).unlink()
     err = capsys.readouterr().err
-    assert err.count("\n") == 4 and "Traceback" not in err and "line 1 is no entry" in err
+    assert err.count("\n") == 2 + len(bad) and "Traceback" not in err and "line 1 is no entry" in err

@@ -18,7 +18,18 @@ from harness import cli
 from harness.execution import execute
 from harness.findings import FindingError
 from harness.judge import judge_program
-from harness.operations import Batch, BatchForward, Chunk, Decode, Operation, Prefill, Program, Rollback, TrimFront
+from harness.operations import (
+    Batch,
+    BatchForward,
+    Chunk,
+    Decode,
+    Fork,
+    Operation,
+    Prefill,
+    Program,
+    Rollback,
+    TrimFront,
+)
 from harness.recording import MOST_ENTRIES, record
 from harness.reporting import html_page, pictures
 from harness.reporting.pictures import mask, timeline
@@ -103,6 +114,28 @@ def test_the_timeline() -> None:
     assert words == ["2 of 2", "2 of 2", "2 of 2", "3 of 3", "3 of 3", "3 of 3", "3 of 3", "5 of 5", "4 of 5"]
     long = record(execute(FakeTarget(), Program((Prefill(1), *[Decode(1)] * 80))), None, {})
     assert timeline(long) is None
+
+
+def test_sinks_and_forks_in_the_timeline() -> None:
+    program = Program((Prefill(10), TrimFront(6, 3), Fork(1), Decode(1, 1)), ("pool", "pool"))
+    picture = timeline(record(execute(FakeTarget(), program), None, {}))
+    assert picture is not None
+    assert re.findall(r">(\d+ of \d+)<", picture) == ["10 of 10", *["4 of 10"] * 4, "5 of 11"]
+    assert len(classes(picture)) == 1 + 3 * 2 + 2 * 2  # what is kept in front, and what is left behind
+
+
+def test_a_huge_mask_is_not_drawn() -> None:
+    trace = found()
+    for step in trace.steps:
+        for forward in step.get("forwards", ()):
+            for call in forward["attention"]:
+                call["keys"] = 10**9
+    assert mask(trace) is None
+
+
+def test_a_page_loads_nothing_that_a_record_names() -> None:
+    page = html_page("# T\n\n![y](http://evil/y.png) [z](http://evil/z) <http://evil/w>\n")
+    assert not {"img", "a"} & {name for name, _ in Checked(page).seen}
 
 
 def test_a_page_is_whole_and_asks_for_nothing() -> None:
