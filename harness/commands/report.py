@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 from harness.commands import UsageError, out_option
 
 FOLDERS = ("families", "targets")
+CHECKPOINTS = ("checkpoints",)
 _WORST = ("FAIL", "INCONCLUSIVE", "VACUOUS", "PASS")
 
 
@@ -32,9 +33,9 @@ def register(commands: Any) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from harness.reporting import family_markdown, html_page, write_atomically, write_pages
     from harness.reporting import history as past
-    from harness.reporting.history import FILE, HistoryError, index_markdown
+    from harness.reporting import html_page, write_atomically, write_pages
+    from harness.reporting.history import FILE, HistoryError, checkpoints_table, index_markdown
 
     out: Path = arguments.out
     for folder in (*arguments.merge, *([] if arguments.merge else [out])):
@@ -44,11 +45,14 @@ def _report(arguments: argparse.Namespace) -> int:
         for other in arguments.merge:
             _take_over(out, other)
         history = past.merge(out / FILE, [other / FILE for other in arguments.merge])
-        found = [(path, _read(path)) for path in _records(out)]
-        for path, record in found:
-            write_pages(path, family_markdown(record), record["findings"], out)
-        pages = [path.relative_to(out).with_suffix(".md").as_posix() for path, _ in found]
-        text = index_markdown([record for _, record in found], pages, history)
+        found = [(path, _read(path)) for path in _records(out, FOLDERS)]
+        validated = [(path, _read(path)) for path in _records(out, CHECKPOINTS)]
+        for path, record in (*found, *validated):
+            write_pages(path, _markdown(record), record["findings"], out)
+        text = index_markdown([record for _, record in found], _pages(found, out), history)
+        if validated:
+            told = checkpoints_table([record for _, record in validated], _pages(validated, out))
+            text += f"\n## Checkpoints\n\n{told}\n"
         write_atomically(out / "index.md", text)
         write_atomically(out / "index.html", html_page(text))
     except HistoryError as error:
@@ -56,22 +60,31 @@ def _report(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise UsageError(f"cannot write reports: {error.filename or out}: {error.strerror or error}") from error
     print(text)
-    print(f"{len(found)} reports, {len(history)} runs; index in {out / 'index.md'}")
+    print(f"reports: {len(found) + len(validated)}, runs: {len(history)}; index in {out / 'index.md'}")
     return 0
 
 
-def _records(out: Path) -> Iterator[Path]:
-    for folder in FOLDERS:
+def _pages(found: Sequence[tuple[Path, dict[str, Any]]], out: Path) -> list[str]:
+    return [path.relative_to(out).with_suffix(".md").as_posix() for path, _ in found]
+
+
+def _markdown(record: dict[str, Any]) -> str:
+    from harness.reporting import family_markdown
+    from harness.reporting.checkpoint import SCHEMA, checkpoint_markdown
+
+    return checkpoint_markdown(record) if record.get("schema") == SCHEMA else family_markdown(record)
+
+
+def _records(out: Path, folders: Sequence[str]) -> Iterator[Path]:
+    for folder in folders:
         yield from sorted((out / folder).glob("*.json"))
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A record of a family. UsageError where it is none."""
-    from harness.reporting import family_markdown
-
+    """A record. UsageError where it is none."""
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        family_markdown(record)
+        _markdown(record)
         for found in record["findings"]:
             found["replay"] is None or shlex.split(found["replay"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -84,7 +97,7 @@ def _take_over(out: Path, other: Path) -> None:
     are taken over, and however often, the result is the same."""
     from harness.reporting import replace, write_atomically
 
-    for path in _records(other):
+    for path in _records(other, (*FOLDERS, *CHECKPOINTS)):
         record, mine = _read(path), out / path.relative_to(other)
         if not mine.exists() or _rank(record) < _rank(_read(mine)):
             write_atomically(mine, path.read_text(encoding="utf-8"))
@@ -100,4 +113,4 @@ def _copy(path: Path, file: BinaryIO) -> None:
 def _rank(record: dict[str, Any]) -> tuple[int, int, str]:
     """Lower is kept: worse, then of more programs."""
     at = _WORST.index(record["verdict"]) if record["verdict"] in _WORST else len(_WORST)
-    return at, -record["programs"], json.dumps(record, sort_keys=True)
+    return at, -record.get("programs", 0), json.dumps(record, sort_keys=True)

@@ -116,6 +116,21 @@ def _order(one: Entry) -> tuple[str, str]:
     return one["at"], _line(one)
 
 
+def checkpoints_table(records: Sequence[Mapping[str, Any]], pages: Sequence[str]) -> str:
+    """A row for every validation that is there. KeyError and TypeError where a record is none."""
+    rows = [
+        (
+            record["checkpoint"]["name"],
+            record["checkpoint"]["family"],
+            record["verdict"],
+            f"P={record['plan']['max_kv_size']} C={record['plan']['prefill_chunk_size']} N={record['plan']['tokens']}",
+            page,
+        )
+        for record, page in zip(records, pages, strict=True)
+    ]
+    return table(("checkpoint", "family", "verdict", "as a server with", "report"), rows)
+
+
 def index_markdown(records: Sequence[Mapping[str, Any]], pages: Sequence[str], history: Sequence[Entry]) -> str:
     """A row for every report that is there (``pages``: where it lies), and for every target that only history knows."""
     rows = []

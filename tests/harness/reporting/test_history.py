@@ -126,10 +126,24 @@ def test_pages_come_from_the_records_alone(reports: Path, tmp_path: Path, capsys
     assert {path.name: path.read_text() for path in (out / "targets").iterdir() if path.suffix != ".json"} == pages
     assert [one for one in pages.values() if "<svg" in one]
     said = capsys.readouterr().out
-    assert "2 reports, 2 runs" in said and (out / "index.md").read_text() in said
+    assert "reports: 2, runs: 2" in said and (out / "index.md").read_text() in said
     assert "<h1>Reports</h1>" in (out / "index.html").read_text()
     before = (out / "index.md").read_text()
     assert cli.main(["report", "--out", str(out)]) == 0 and (out / "index.md").read_text() == before
+
+
+def test_validations_are_in_the_index(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, numbers = (
+        tmp_path / "o",
+        ["--max-kv-size", "16", "--prefill-chunk-size", "8", "--tokens", "40", "--decode", "2"],
+    )
+    assert cli.main(["synth", FAMILY, str(tmp_path / "mine")]) == 0
+    assert cli.main(["validate", str(tmp_path / "mine"), *numbers, "--out", str(out), "--after", "offset"]) == 1
+    (page,) = (out / "checkpoints").glob("*.html")
+    before = page.read_text()
+    assert cli.main(["report", "--out", str(tmp_path / "all"), "--merge", str(out)]) == 0
+    assert f"| mine         | {FAMILY} | FAIL      | P=16 C=8 N=40      |" in capsys.readouterr().out
+    assert (tmp_path / "all" / "checkpoints" / page.name).read_text() == before and "<svg" in before
 
 
 def test_shards_are_merged_in_any_order(reports: Path, tmp_path: Path) -> None:
