@@ -25,7 +25,7 @@ from harness.operations import (
     TrimFront,
     rows_after,
 )
-from harness.rules import CacheRule, fits, runs_of
+from harness.rules import CacheRule, Run, fits, runs_of
 
 SINKS = 4  # slots that the second generation of enforce_max_kv_size keeps, and the floor of a context shift
 
@@ -36,7 +36,7 @@ class SequenceState:
     has, so that the live length is no longer the number of tokens ever written. ``read``: how many positions were read
     with images, and ``images`` those of them where an image stands, one range for each run of placeholders;
     ``forgotten``: some cache no longer has a key that another one holds; ``storage``: how its rows are stored;
-    ``held``: the positions of its keys, as ranges."""
+    ``held``: the positions of its keys, run by run."""
 
     offset: int
     live_start: int
@@ -47,7 +47,7 @@ class SequenceState:
     images: tuple[range, ...] = ()
     forgotten: bool = False
     storage: str = "rows"
-    held: tuple[range, ...] = ()
+    held: tuple[Run, ...] = ()
 
     def __str__(self) -> str:
         return f"offset {self.offset}, live_start {self.live_start}, live_len {self.live_len}"

@@ -11,7 +11,7 @@ from harness.execution import Execution
 from harness.findings import Finding
 from harness.ledger import SequenceState
 from harness.oracle import of_layer, visible_set
-from harness.rules import runs_of
+from harness.rules import Run, runs_of
 from harness.steps import ForwardStep, Step
 from harness.target import AttentionCall, PositionCall
 from harness.trace import Trace
@@ -71,12 +71,12 @@ def _state(state: SequenceState) -> dict[str, Any]:
     return {"offset": state.offset, "live_start": state.live_start, **_keys(state.offset, state.held)}
 
 
-def _keys(offset: int, runs: tuple[range, ...]) -> dict[str, Any]:
+def _keys(offset: int, runs: tuple[Run, ...]) -> dict[str, Any]:
     """``held``: first and last position of every run of keys, where they are not all right in front of the offset."""
-    held = sum(map(len, runs))
-    if runs in ((), (range(offset - held, offset),)):
+    held = sum(stop - start for start, stop in runs)
+    if runs in ((), ((offset - held, offset),)):
         return {"live_len": held}
-    return {"live_len": held, "held": [[run.start, run.stop - 1] for run in runs]}
+    return {"live_len": held, "held": [[start, stop - 1] for start, stop in runs]}
 
 
 def _forward(run: Execution, forward: ForwardStep, broken: bool) -> dict[str, Any]:

@@ -49,14 +49,18 @@ class CacheRule:
         return tuple(key for key in held if self.shows(query, key))
 
 
-def runs_of(positions: Sequence[int]) -> tuple[range, ...]:
-    """Ascending positions as ranges."""
+Run = tuple[int, int]
+"""Positions that follow each other: the first, and the one behind the last."""
+
+
+def runs_of(positions: Sequence[int]) -> tuple[Run, ...]:
+    """Ascending positions, run by run."""
     if positions and positions[-1] - positions[0] == len(positions) - 1:  # nearly always
-        return (range(positions[0], positions[-1] + 1),)
-    runs: list[range] = []
+        return ((positions[0], positions[-1] + 1),)
+    runs: list[Run] = []
     for position in positions:
-        if runs and runs[-1].stop == position:
-            runs[-1] = range(runs[-1].start, position + 1)
+        if runs and runs[-1][1] == position:
+            runs[-1] = runs[-1][0], position + 1
         else:
-            runs.append(range(position, position + 1))
+            runs.append((position, position + 1))
     return tuple(runs)
