@@ -82,7 +82,7 @@ def batching() -> Any:
 
 
 class Caches:
-    """The function of ``mlx_vlm.models.cache`` that a session calls, for the language half of one model."""
+    """What of ``mlx_vlm.models.cache`` a session uses, for the language half of one model."""
 
     def __init__(self, language_model: Any) -> None:
         self._language_model = language_model
@@ -91,6 +91,10 @@ class Caches:
         """As ``generate_step`` makes one."""
         made: list[Any] = _module("models.cache").make_prompt_cache(self._language_model)
         return made
+
+    def __getattr__(self, name: str) -> Any:
+        """The library's classes: a batch of sequences that have had no forward is made by them."""
+        return getattr(_module("models.cache"), name)
 
 
 def variants(model_type: str) -> tuple[VisionFamily, ...]:

@@ -155,6 +155,12 @@ def test_a_campaign_on_a_sound_family_passes(name: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl"])
+def test_a_batch_of_sequences_that_have_had_no_forward(family: str) -> None:
+    program = Program((Batch((0, 1)), BatchForward((2, 3)), BatchDecode(1)), ("pool", "pool"))
+    judge_program(only(f"mlx_vlm:{family}"), program, ALL)
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl"])
 def test_the_ids_of_the_library_are_those_of_the_ledger(family: str) -> None:
     """What stands at position 0 moves one up: the library counts images by the token in front of them."""
     target = only(f"mlx_vlm:{family}+images")
