@@ -69,7 +69,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--target",
         action="append",
         metavar="NAME,NAME",
-        help="instead of families: reference:FAMILY[+images][:VARIANT[:STORAGE]], wire:COMMAND; may be repeated",
+        help="instead of families: reference:FAMILY[+images][:VARIANT[:STORAGE]], mlx_lm:TYPE, mlx_vlm:TYPE[+images], "
+        "wire:COMMAND; may be repeated",
     )
     run.add_argument(
         "--path",
