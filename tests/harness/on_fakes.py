@@ -113,7 +113,7 @@ BATCHED = Program(
     ("pool", "pool", "pool"),
 )
 UNTOUCHED = Program((Prefill(6), Chunk(3), Decode(2)))
-SMALL = Profile("small", programs=20, operations=6, shrink=False)
+SMALL = Profile("small", programs=20, operations=6, shrink=False, patience=2)
 
 
 TWO: Any = ("pool", "pool")

@@ -44,6 +44,8 @@ def _handler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 @pytest.fixture
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(cli.PROFILES, "quick", Profile("quick", programs=24, operations=5, shrink=False))
+    two_each = Profile("smoke", programs=1, operations=5, shrink=False, least=2, patience=0)
+    monkeypatch.setitem(cli.PROFILES, "smoke", two_each)
 
 
 def trace(policy: str = "offset", changes: dict[str, Any] | None = None) -> Trace:

@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FAMILY = "qwen2_vl"
+SMALL = f"--target reference:{FAMILY}:one-layer --profile smoke --programs 8"  # a run of seconds
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +58,7 @@ def test_an_interrupted_run_leaves_a_report_marked_partial(number: signal.Signal
     "arguments",
     [
         ("properties",),
-        ("run", "--families", FAMILY, "--path", "text", "--profile", "smoke", "--no-strict", "--out", "o"),
+        ("run", *SMALL.split(), "--no-strict", "--out", "o"),
     ],
     ids=["properties", "run"],
 )
@@ -84,9 +85,9 @@ def piped(line: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_run_that_finds_something_says_so_to_whoever_reads_on(tmp_path: Path) -> None:
-    done = piped(f"run --families {FAMILY} --path text --profile smoke --policy offset --out o | head -1")
+    done = piped(f"run {SMALL} --policy offset --out o | head -1")
     assert (done.returncode, without_progress(done.stderr)) == (1, "") and done.stdout.count("\n") == 1
-    report = tmp_path / "o" / "families" / f"{FAMILY}@offset-mask.json"
+    report = tmp_path / "o" / "targets" / f"reference-{FAMILY}@offset-mask.json"
     assert json.loads(report.read_text())["verdict"] == "FAIL"
 
 
@@ -94,9 +95,9 @@ def test_a_full_disk_under_the_output_is_unusable_and_keeps_the_reports(tmp_path
     full = "kv-harness: error: cannot write to standard output: No space left on device\n"
     for line, code, told in (
         ("properties > /dev/full", 2, full),
-        (f"run --families {FAMILY} --path text --profile smoke --no-strict --out o > /dev/full", 2, full),
+        (f"run {SMALL} --no-strict --out o > /dev/full", 2, full),
         (
-            f"run --families {FAMILY} --path text --profile smoke --policy offset --out p > /dev/full",
+            f"run {SMALL} --policy offset --out p > /dev/full",
             1,
             "",
         ),  # a finding weighs more
@@ -104,5 +105,5 @@ def test_a_full_disk_under_the_output_is_unusable_and_keeps_the_reports(tmp_path
         done = piped(line)
         assert (done.returncode, without_progress(done.stderr)) == (code, told)
     for out, verdicts in (("o", {"PASS", "VACUOUS"}), ("p", {"FAIL"})):
-        (report,) = (tmp_path / out / "families").glob("*.json")
+        (report,) = (tmp_path / out / "targets").glob("*.json")
         assert json.loads(report.read_text())["verdict"] in verdicts

@@ -19,7 +19,7 @@ from harness.judging import Evidence, Judgement, Property
 from harness.profiles import PROFILES, Profile
 from harness.seeds import derive_seed
 
-PROFILE = Profile("p", programs=15, operations=6, shrink=False)
+PROFILE = Profile("p", programs=15, operations=6, shrink=False, patience=1)
 NAMES = [(name, number, search) for name in ("a", "b", "a0") for number in (0, 1, 10) for search in (0, 1, 10)]
 ROOT = Path(__file__).parents[2]
 
