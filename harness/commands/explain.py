@@ -40,7 +40,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     if arguments.html is not None:
         markdown = f"# {escape(trace.file_name)}\n\n### 1. Pictures\n\n### 2. In words\n\n{block(text)}\n"
         try:
-            write_atomically(arguments.html, html_page(markdown, {1: pictures(trace)}))
+            write_atomically(arguments.html, html_page(markdown, {"1": pictures(trace)}))
         except OSError as error:
             raise UsageError(f"argument --html: {arguments.html}: {error.strerror or error}") from error
     return 0

@@ -35,7 +35,8 @@ def register(commands: Any) -> None:
 def _report(arguments: argparse.Namespace) -> int:
     from harness.reporting import history as past
     from harness.reporting import html_page, write_atomically, write_pages
-    from harness.reporting.history import FILE, HistoryError, checkpoints_table, index_markdown
+    from harness.reporting.grids import over_time
+    from harness.reporting.history import FILE, OVER_TIME, HistoryError, checkpoints_table, index_markdown
 
     out: Path = arguments.out
     for folder in (*arguments.merge, *([] if arguments.merge else [out])):
@@ -51,10 +52,13 @@ def _report(arguments: argparse.Namespace) -> int:
             write_pages(path, _markdown(record), record["findings"], out)
         text = index_markdown([record for _, record in found], _pages(found, out), history)
         if validated:
-            told = checkpoints_table([record for _, record in validated], _pages(validated, out))
-            text += f"\n## Checkpoints\n\n{told}\n"
+            those = checkpoints_table([record for _, record in validated], _pages(validated, out))
+            text += f"\n## Checkpoints\n\n{those}\n"
+        told = past.by_target(history)
+        text += f"\n{past.properties_over_time(history)}" if told else ""
+        grids = [grid for target, runs in told.items() if (grid := over_time(target, runs)) is not None]
         write_atomically(out / "index.md", text)
-        write_atomically(out / "index.html", html_page(text))
+        write_atomically(out / "index.html", html_page(text, {OVER_TIME: grids}))
     except HistoryError as error:
         raise UsageError(str(error)) from error
     except OSError as error:

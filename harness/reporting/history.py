@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.reporting.files import write_atomically
+from harness.reporting.grids import MOST_RUNS
 from harness.reporting.text import escape, table
 
 FILE = "history.jsonl"
@@ -41,6 +42,7 @@ def entry(record: Mapping[str, Any], at: str) -> Entry:
         "seconds": record["seconds"],
         "decisive_steps": sum(row["decisive_steps"] for row in record["properties"]),
         "broken": [row["property"] for row in record["findings"]],
+        "verdicts": {row["id"]: row["verdict"] for row in record["properties"]},
         "versions": {name: record["versions"][name] for name in ("kv-harness", "mlx") if name in record["versions"]},
     }
 
@@ -66,18 +68,20 @@ def read(file: Path) -> list[Entry]:
 
 _NAMES = (
     *("at", "target", "policy", "profile", "seed", "verdict", "partial"),
-    *("programs", "seconds", "decisive_steps", "broken", "versions"),
+    *("programs", "seconds", "decisive_steps", "broken", "verdicts", "versions"),
 )
 
 
 def _checked(one: Any) -> Entry:
     """ValueError or TypeError where a field is missing, or is not what it should be."""
-    made = {name: one[name] for name in _NAMES}
+    made = {name: one[name] for name in _NAMES if name != "verdicts"} | {"verdicts": one.get("verdicts", {})}
     texts = all(isinstance(made[name], str) for name in ("at", "target", "policy", "profile", "verdict"))
     whole = all(type(made[name]) is int for name in ("seed", "programs", "decisive_steps"))
     seconds = isinstance(made["seconds"], (int, float)) and math.isfinite(made["seconds"])
     broken = isinstance(made["broken"], list) and all(isinstance(name, str) for name in made["broken"])
-    if not (texts and whole and seconds and broken and type(made["partial"]) is bool):
+    told = made["verdicts"]
+    verdicts = isinstance(told, dict) and all(isinstance(word, str) for word in told.values())
+    if not (texts and whole and seconds and broken and verdicts and type(made["partial"]) is bool):
         raise TypeError("a field is not of its type")
     _line(made)
     return made
@@ -148,7 +152,7 @@ def index_markdown(records: Sequence[Mapping[str, Any]], pages: Sequence[str], h
         speeds = [one["programs"] / one["seconds"] for one in whole if one["seconds"]]
         rows.append(
             (
-                target + ("" if policy == "live" else f" ({policy} mask)"),
+                _label(target, policy),
                 now[name]["verdict"] if name in now else runs[-1]["verdict"],
                 "-" if good is None else _when(good),
                 "-" if bad is None else f"{_when(bad)}: {', '.join(bad['broken']) or bad['verdict']}",
@@ -164,6 +168,41 @@ def index_markdown(records: Sequence[Mapping[str, Any]], pages: Sequence[str], h
         f"the last {_TREND} whole runs, the number the newest. Speeds of different machines do not compare."
     )
     return "\n\n".join(("# Reports", table(_HEADERS, rows, right={4, 5}) if rows else "None yet.", about)) + "\n"
+
+
+OVER_TIME = "Properties over time"  # the heading below which a page has its pictures
+_LETTERS = {"PASS": "P", "FAIL": "F", "VACUOUS": "V", "INCONCLUSIVE": "I", "NOT APPLICABLE": "-"}
+
+
+def by_target(history: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """The runs of every target that say what became of its properties, oldest first."""
+    found: dict[str, list[Entry]] = {}
+    for one in history:
+        if one["verdicts"]:
+            found.setdefault(_label(one["target"], one["policy"]), []).append(one)
+    return found
+
+
+def properties_over_time(history: Sequence[Entry]) -> str:
+    """A section: every property that did not pass each of the last runs of a target, a letter for each of these."""
+    rows = []
+    for target, runs in by_target(history).items():
+        last = runs[-MOST_RUNS:]
+        for name in sorted({name for one in last for name in one["verdicts"]}):
+            letters = "".join(_LETTERS.get(one["verdicts"].get(name, ""), ".") for one in last)
+            if set(letters) - set("P-."):
+                rows.append((target, name, letters))
+    told = (
+        table(("target", "property", f"last {MOST_RUNS} runs, oldest first"), rows)
+        + "\n\nP: PASS, F: FAIL, V: VACUOUS, I: INCONCLUSIVE, -: NOT APPLICABLE, a dot: not asked. Others passed."
+        if rows
+        else "Every property that can be judged passed in every run."
+    )
+    return f"## {OVER_TIME}\n\n{told}\n"
+
+
+def _label(target: str, policy: str) -> str:
+    return target + ("" if policy == "live" else f" ({policy} mask)")
 
 
 def _when(one: Entry) -> str:

@@ -33,9 +33,9 @@ svg { max-width: 100%; height: auto; display: block; margin: .8rem 0; } svg text
 _VERDICT = re.compile(r"<p><strong>([A-Z ]+)</strong>")
 
 
-def html_page(markdown: str, pictures: Mapping[int, Sequence[str]] | None = None) -> str:
-    """The page. ``pictures``: SVG to be put below the heading of the third level that begins with this number (the
-    findings are numbered). HTML, links and images in the Markdown are shown as
+def html_page(markdown: str, pictures: Mapping[str, Sequence[str]] | None = None) -> str:
+    """The page. ``pictures``: SVG to be put below what follows the heading of this name, or that begins with this
+    number and a dot (findings are numbered). HTML, links and images in the Markdown are shown as
     text: a record may hold what others wrote."""
     parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable(["image", "link", "autolink"])
     tokens = parser.parse(markdown)
@@ -59,14 +59,14 @@ def _plain(text: str) -> str:
     return re.sub(r"\\([\\`|*<])", r"\1", text)
 
 
-def _with_pictures(tokens: Sequence[Token], pictures: Mapping[int, Sequence[str]]) -> list[Token]:
+def _with_pictures(tokens: Sequence[Token], pictures: Mapping[str, Sequence[str]]) -> list[Token]:
     placed: list[Token] = []
     waiting: Sequence[str] = ()
     for at, token in enumerate(tokens):
         if token.type == "heading_open":
             placed.extend(Token("html_block", "", 0, content=f"{picture}\n") for picture in waiting)
-            number = re.match(r"(\d+)\.", tokens[at + 1].content)
-            waiting = pictures.get(int(number[1]), ()) if token.tag == "h3" and number else ()
+            name = tokens[at + 1].content
+            waiting = pictures.get(name) or pictures.get(name.partition(".")[0], ())
         placed.append(token)
     placed.extend(Token("html_block", "", 0, content=f"{picture}\n") for picture in waiting)
     return placed

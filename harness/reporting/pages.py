@@ -16,7 +16,7 @@ from harness.trace import TraceError, read_trace
 def write_pages(record_file: Path, markdown: str, findings: Sequence[Mapping[str, Any]], out: Path) -> None:
     """Write them beside the record. ``findings``: of the record, in the order in which the Markdown numbers them; their
     traces lie in ``out``/findings, and where one does not, the page has a picture less."""
-    drawn = {at: _drawn(found.get("replay"), out) for at, found in enumerate(findings, 1)}
+    drawn = {str(at): _drawn(found.get("replay"), out) for at, found in enumerate(findings, 1)}
     write_atomically(record_file.with_name(f"{record_file.stem}.md"), markdown)
     write_atomically(record_file.with_name(f"{record_file.stem}.html"), html_page(markdown, drawn))
 

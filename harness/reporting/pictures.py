@@ -39,10 +39,10 @@ def timeline(trace: Trace) -> str | None:
     body: list[str] = []
     for lane, sequence in enumerate(lanes):
         bottom = (lane + 1) * (_HEIGHT + 44) - 12
-        body.append(_text(0, bottom - _HEIGHT - 22, f"sequence {sequence}: keys of positions", "note"))
+        body.append(label(0, bottom - _HEIGHT - 22, f"sequence {sequence}: keys of positions", "note"))
         body.append(f'<line class="axis" x1="40" x2="{40 + wide * len(steps)}" y1="{bottom:g}" y2="{bottom:g}"/>')
-        body.append(_text(36, bottom + 4, "0", "note", "end"))
-        body.append(_text(36, bottom - most * scale + 4, str(most), "note", "end"))
+        body.append(label(36, bottom + 4, "0", "note", "end"))
+        body.append(label(36, bottom - most * scale + 4, str(most), "note", "end"))
         offset, held = 0, _NONE
         for number, step in enumerate(steps):
             operation = trace.program.operations[number]
@@ -55,15 +55,15 @@ def timeline(trace: Trace) -> str | None:
             body.extend(_bar(x, bottom, wide, scale, (offset, held), number == broken and mine))
             if step["sequence"] == sequence and step["after"]["live_start"] > step["before"]["live_start"]:
                 low = bottom - (held[-1][0] if held else offset) * scale + 11
-                body.append(_text(x + wide / 2, min(low, bottom + 11), "trim", "mark", "middle"))
+                body.append(label(x + wide / 2, min(low, bottom + 11), "trim", "mark", "middle"))
     low = len(lanes) * (_HEIGHT + 44)
     for number, step in enumerate(steps):
         what = step["operation"] if len(step["operation"]) * 6 <= wide else step["operation"].split("(")[0]
-        body.append(_text(40 + number * wide + wide / 2, low + 4, _cut(what, wide), "note", "middle"))
+        body.append(label(40 + number * wide + wide / 2, low + 4, _cut(what, wide), "note", "middle"))
     told = f"{count(len(steps), 'step')}; a bar is the keys that a sequence holds, by position; the line is its offset"
     if broken is not None and broken < len(steps):
         told += f"; step {broken + 1}, {steps[broken]['operation']}, is where it broke"
-    return _svg(40 + wide * len(steps) + 6, low + 12, "What the sequences held, step by step", told, body)
+    return svg(40 + wide * len(steps) + 6, low + 12, "What the sequences held, step by step", told, body)
 
 
 Held = list[list[int]]
@@ -94,7 +94,7 @@ def _bar(x: float, bottom: float, wide: float, scale: float, state: tuple[int, H
     top = bottom - offset * scale
     yield f'<line class="edge" x1="{x:g}" x2="{x + wide:g}" y1="{top:.1f}" y2="{top:.1f}"/>'
     keys = sum(last + 1 - first for first, last in held)
-    yield _text(x + wide / 2, top - 3, f"{keys} of {offset}", "note", "middle")
+    yield label(x + wide / 2, top - 3, f"{keys} of {offset}", "note", "middle")
 
 
 def mask(trace: Trace) -> str | None:
@@ -117,21 +117,21 @@ def mask(trace: Trace) -> str | None:
             place = f'x="{40 + key * _CELL}" y="{24 + query * _CELL}" width="{_CELL - 1}" height="{_CELL - 1}"'
             body.append(f'<rect class="{kind}" {place}/>')
     rows = max(len(shown), len(visible))
-    body.append(_text(40, 16, f"{count(keys, 'key')} ->", "note"))
-    body.append(_text(0, 24 + _CELL, "queries", "note"))
+    body.append(label(40, 16, f"{count(keys, 'key')} ->", "note"))
+    body.append(label(0, 24 + _CELL, "queries", "note"))
     low = 24 + rows * _CELL + 14
     legend = [("shown", "shown"), ("none", "hidden"), ("bad", "shown, and must not be"), ("lack", "must be shown")]
     x = 40
     for kind, words in [*legend, ("beyond", "beyond the keys")]:
         body.append(f'<rect class="{kind}" x="{x}" y="{low - 9}" width="{_CELL - 1}" height="{_CELL - 1}"/>')
-        body.append(_text(x + _CELL + 3, low, words, "note"))
+        body.append(label(x + _CELL + 3, low, words, "note"))
         x += _CELL + 18 + 6 * len(words)
     layer = "a layer" if call["layer"] is None else f"layer {call['layer']}"
     told = (
         f"{layer}: {count(len(shown), 'row')} of {count(len(shown[0]), 'entry', 'entries')} over {count(keys, 'key')}"
     )
     told += f"; {count(wrong, 'entry is', 'entries are')} wrong, {beyond} beyond the keys"
-    return _svg(max(40 + wide * _CELL, x) + 6, low + 8, "The mask beside the keys", told, body)
+    return svg(max(40 + wide * _CELL, x) + 6, low + 8, "The mask beside the keys", told, body)
 
 
 def _masks(trace: Trace) -> Iterator[tuple[Mapping[str, Any], Sequence[str], Sequence[str]]]:
@@ -164,13 +164,13 @@ def _kind(shown: bool | None, visible: bool | None, beyond: bool) -> str:
     return "shown" if shown else "none"
 
 
-def _svg(width: float, height: float, title: str, told: str, body: Sequence[str]) -> str:
+def svg(width: float, height: float, title: str, told: str, body: Sequence[str]) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" role="img">'
     return "\n".join([head, f"<title>{escape(title)}</title>", f"<desc>{escape(told)}</desc>", *body, "</svg>"])
 
 
-def _text(x: float, y: float, text: str, kind: str, anchor: str = "start") -> str:
-    return f'<text class="{kind}" x="{x:g}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+def label(x: float, y: float, words: str, kind: str, anchor: str = "start") -> str:
+    return f'<text class="{kind}" x="{x:g}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
 def _cut(text: str, wide: float) -> str:

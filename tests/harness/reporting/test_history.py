@@ -28,6 +28,7 @@ def entry(at: str, target: str = "reference:a", verdict: str = "PASS", **changes
         "seconds": 10.0,
         "decisive_steps": 5,
         "broken": [],
+        "verdicts": {},
         "versions": {"mlx": "1"},
     }
     return made | changes
