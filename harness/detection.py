@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -187,47 +186,3 @@ def _hunts(fault: Fault, families: Sequence[str], profile: Profile, seed: int, f
     for family, path in runs_of(fault, families):
         yield hunt(fault, family, path, profile, seed, first)
         check()
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Of many hunts: for how many bugs, how many killed, how many of those by the property named as well, and the
-    medians over them."""
-
-    bugs: int
-    hunts: int
-    killed: int
-    named: int
-    median_seconds: float | None
-    median_programs: float | None
-    median_operations: float | None
-
-    def text(self) -> str:
-        """The last line of a report."""
-        told = f"{self.killed} of {self.hunts} hunts found their bug (planted: {self.bugs})"
-        if not self.killed:
-            return told
-        if self.named < self.killed:
-            told += f", {self.killed - self.named} of them not by the property that they name"
-        told += f"; median {self.median_seconds:.2f} s and {self.median_programs:g} programs to the first sight"
-        return told if self.median_operations is None else f"{told}, shrunk to {self.median_operations:g} operations"
-
-
-def summarise(hunts: Sequence[Hunt]) -> Summary:
-    """Medians over what was killed; None where nothing was."""
-    killed = [one for one in hunts if one.by is not None]
-
-    def median(name: str) -> float | None:
-        values = [value for one in killed if (value := getattr(one, name)) is not None]
-        return statistics.median(values) if values else None
-
-    named = sum(one.named for one in killed)
-    return Summary(
-        len({one.fault for one in hunts}),
-        len(hunts),
-        len(killed),
-        named,
-        median("seconds"),
-        median("after"),
-        median("operations"),
-    )

@@ -99,14 +99,12 @@ def _faults(arguments: argparse.Namespace) -> int:
         raise UsageError(f"argument --only: none of these bugs can show in {', '.join(families)}")
     order = {fault.id: number for number, fault in enumerate(faults)}
     hunts.sort(key=lambda one: (order[one.fault], one.seed))  # they come as they end
-    summary = detection.summarise(hunts)
     command = f"kv-harness faults --families {','.join(families)} --profile {profile.name} --seeds {arguments.seeds}"
     command += f" --seed {arguments.seed}" if arguments.seed else ""
     command += f" --only {','.join(fault.id for fault in faults)}" if arguments.only else ""
     record = matrix_record(
         [one.to_json() for one in hunts],
         faults={f.id: {"summary": f.summary, "layer": f.layer, "breaks": f.breaks, "source": f.source} for f in faults},
-        summary={**vars(summary), "text": summary.text()},
         profile=profile.name,
         seeds=list(seeds),
         versions=versions(),
@@ -123,8 +121,8 @@ def _faults(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise UsageError(f"cannot write reports: {folder}: {error.strerror or error}") from error
     print(f"kill matrix in {folder / 'kill-matrix.md'}")
-    print(("incomplete; " if lost else "interrupted; " if partial else "") + summary.text())
-    return int(partial or summary.named < summary.hunts)
+    print(("incomplete; " if lost else "interrupted; " if partial else "") + record["summary"]["text"])
+    return int(partial or record["summary"]["named"] < record["summary"]["hunts"])
 
 
 def _chosen(option: str, given: str | None, known: list[str]) -> list[str]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from harness.reporting.text import block, count, escape, table
@@ -12,11 +15,54 @@ SCHEMA = "kv-harness-kill-matrix"
 SCHEMA_VERSION = 1
 
 
+@dataclass(frozen=True)
+class Summary:
+    """Of many hunts: for how many bugs, how many killed, how many of those by the property named as well, and the
+    medians over them."""
+
+    bugs: int
+    hunts: int
+    killed: int
+    named: int
+    median_seconds: float | None
+    median_programs: float | None
+    median_operations: float | None
+
+    def text(self) -> str:
+        """The last line of a report."""
+        told = f"{self.killed} of {self.hunts} hunts found their bug (planted: {self.bugs})"
+        if not self.killed:
+            return told
+        if self.named < self.killed:
+            told += f", {self.killed - self.named} of them not by the property that they name"
+        told += f"; median {self.median_seconds:.2f} s and {self.median_programs:g} programs to the first sight"
+        return told if self.median_operations is None else f"{told}, shrunk to {self.median_operations:g} operations"
+
+
+def summarise(hunts: Sequence[Mapping[str, Any]]) -> Summary:
+    """Medians over what was killed; None where nothing was."""
+    killed = [one for one in hunts if one["by"] is not None]
+
+    def median(name: str) -> float | None:
+        values = [value for one in killed if (value := one[name]) is not None]
+        return statistics.median(values) if values else None
+
+    named = sum(one["named"] for one in killed)
+    return Summary(
+        len({one["fault"] for one in hunts}),
+        len(hunts),
+        len(killed),
+        named,
+        median("seconds"),
+        median("after"),
+        median("operations"),
+    )
+
+
 def matrix_record(
     hunts: Sequence[Mapping[str, Any]],
     *,
     faults: Mapping[str, Mapping[str, Any]],
-    summary: Mapping[str, Any],
     profile: str,
     seeds: Sequence[int],
     versions: Mapping[str, str],
@@ -37,8 +83,53 @@ def matrix_record(
         "partial": partial,
         "faults": {name: dict(fault) for name, fault in faults.items()},
         "hunts": [dict(one) for one in hunts],
-        "summary": dict(summary),
+        "summary": _summary(hunts),
     }
+
+
+def _summary(hunts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    made = summarise(hunts)
+    return {**asdict(made), "text": made.text()}
+
+
+def merged(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Matrices of other seeds, families or bugs as one: the same in whatever order, and however often, they are given.
+
+    Of two hunts for one bug in one run with one seed the worse one stays.  It is partial where a seed lacks what another
+    has, or a partial one names bugs that nobody hunted.  ValueError for matrices that do not compare: another profile, device, or other versions.
+    """
+    first = records[0]
+    for other in records[1:]:
+        for name in ("profile", "device", "versions"):
+            if other[name] != first[name]:
+                raise ValueError(f"kill matrices with another {name.rstrip('s')}: {first[name]} and {other[name]}")
+    hunts: dict[tuple[str, str, int], dict[str, Any]] = {}
+    for one in (one for record in records for one in record["hunts"]):
+        place = (one["fault"], one["run"], one["seed"])
+        hunts[place] = max(hunts.get(place, one), one, key=_worse)
+    faults = {name: fault for record in records for name, fault in record["faults"].items()}
+    same = all(list(record["faults"]) == list(faults) for record in records)
+    order = list(faults) if same else sorted(faults)
+    seeds = sorted({seed for record in records for seed in record["seeds"]})
+    whole = {place[:2] for place in hunts}
+    runs = sorted({run for _, run, _ in hunts})
+    hunted = {fault for fault, _ in whole}
+    unknown = any(record["partial"] and set(record["faults"]) - hunted for record in records)
+    return {
+        **first,
+        "seeds": seeds,
+        "command": "\n".join(sorted({line for record in records for line in record["command"].split("\n")})),
+        "partial": unknown or len(hunts) < len(whole) * len(seeds),
+        "faults": {name: faults[name] for name in order},
+        "hunts": sorted(
+            hunts.values(), key=lambda one: (order.index(one["fault"]), one["seed"], runs.index(one["run"]))
+        ),
+        "summary": _summary(list(hunts.values())),
+    }
+
+
+def _worse(one: Mapping[str, Any]) -> tuple[bool, bool, str]:
+    return one["by"] is None, not one["named"], json.dumps(one, sort_keys=True)
 
 
 def matrix_markdown(record: Mapping[str, Any]) -> str:

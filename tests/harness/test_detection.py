@@ -14,12 +14,12 @@ import pytest
 import harness.faults
 import properties
 from harness import cli, detection
-from harness.detection import Hunt, hunt, hunt_all, runs_of, summarise
+from harness.detection import Hunt, hunt, hunt_all, runs_of
 from harness.faults import ALL_FAULTS, IMAGE_FAULTS, VARIATIONS, Fault, windows
 from harness.faults.model import Layer
 from harness.faults.patching import replacing
 from harness.profiles import PROFILES
-from harness.reporting.kill_matrix import matrix_markdown
+from harness.reporting.kill_matrix import matrix_markdown, summarise
 from harness.targets.reference import FAMILIES, paths, targets
 from harness.terminal import INTERRUPTS
 from harness.workers import Died
@@ -81,7 +81,7 @@ def test_what_a_hunt_says() -> None:
 def test_a_survivor_is_not_found() -> None:
     made = hunt(HARMLESS, "nemotron_nas", "text", SMOKE, 0)
     assert made.by is None and made.program is None and made.programs > 0
-    assert summarise([made]).text() == "0 of 1 hunts found their bug (planted: 1)"
+    assert summarise([made.to_json()]).text() == "0 of 1 hunts found their bug (planted: 1)"
 
 
 def test_an_interrupt_is_not_a_survivor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,9 +120,8 @@ def hunted(fault: str, run: str, seed: int, after: int | None = 2, by: str = "p"
 
 
 def test_medians_are_over_what_was_found() -> None:
-    summary = summarise(
-        [hunted("a", "x", 0, 1), hunted("a", "x", 1, 8), hunted("b", "x", 0, 3), hunted("b", "x", 1, None)]
-    )
+    hunts = [hunted("a", "x", 0, 1), hunted("a", "x", 1, 8), hunted("b", "x", 0, 3), hunted("b", "x", 1, None)]
+    summary = summarise([one.to_json() for one in hunts])
     assert (summary.hunts, summary.killed, summary.median_programs) == (4, 3, 3)
     assert summary.text() == (
         "3 of 4 hunts found their bug (planted: 2); median 0.50 s and 3 programs to the first sight, "
@@ -131,7 +130,7 @@ def test_medians_are_over_what_was_found() -> None:
 
 
 def test_what_its_own_property_missed_is_counted() -> None:
-    text = summarise([hunted("a", "x", 0), hunted("b", "x", 0, named=False)]).text()
+    text = summarise([hunted("a", "x", 0).to_json(), hunted("b", "x", 0, named=False).to_json()]).text()
     assert text.startswith(
         "2 of 2 hunts found their bug (planted: 2), 1 of them not by the property that they name; median "
     )
