@@ -95,8 +95,9 @@ def _summary(hunts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def merged(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Matrices of other seeds, families or bugs as one: the same in whatever order, and however often, they are given.
 
-    Of two hunts for one bug in one run with one seed the worse one stays.  It is partial where a seed lacks what another
-    has, or a partial one names bugs that nobody hunted.  ValueError for matrices that do not compare: another profile, device, or other versions.
+    Of two hunts for one bug in one run with one seed the worse one stays.  It is partial where a seed lacks what
+    another has, or a partial one names bugs that nobody hunted.  ValueError for matrices that do not compare: another
+    profile, device, or other versions.
     """
     first = records[0]
     for other in records[1:]:
@@ -114,6 +115,10 @@ def merged(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     whole = {place[:2] for place in hunts}
     runs = sorted({run for _, run, _ in hunts})
     hunted = {fault for fault, _ in whole}
+
+    def place_of(one: Mapping[str, Any]) -> tuple[int, int, int]:
+        return order.index(one["fault"]), one["seed"], runs.index(one["run"])
+
     unknown = any(record["partial"] and set(record["faults"]) - hunted for record in records)
     return {
         **first,
@@ -121,9 +126,7 @@ def merged(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "command": "\n".join(sorted({line for record in records for line in record["command"].split("\n")})),
         "partial": unknown or len(hunts) < len(whole) * len(seeds),
         "faults": {name: faults[name] for name in order},
-        "hunts": sorted(
-            hunts.values(), key=lambda one: (order.index(one["fault"]), one["seed"], runs.index(one["run"]))
-        ),
+        "hunts": sorted(hunts.values(), key=place_of),
         "summary": _summary(list(hunts.values())),
     }
 
