@@ -153,7 +153,7 @@ class Control(Verified):
         from harness.campaign import run_campaign
         from harness.runner import CONTROL, check
 
-        judges: Any = [properties.BY_ID[CONTROL]]
+        judges: Any = [properties.BY_ID[name] for name in CONTROL]
         found = run_campaign(
             self.name,
             self._targets,
