@@ -13,7 +13,7 @@ from harness import cli
 
 
 def test_a_mask_that_is_laid_over_scores_is_caught_by_what_it_raises(tmp_path: Path) -> None:
-    """Latent attention adds the mask to scores of its own: the wrong one raises there, and no attention call sees it."""
+    """Latent attention lays it over scores of its own: the wrong one raises there, and no attention call sees it."""
     arguments = ["run", "--target", "mlx_lm:glm4_moe_lite@live-window", "--profile", "smoke", "--programs", "8"]
     assert cli.main([*arguments, "--no-strict", "--out", str(tmp_path)]) == 0
     record = json.loads((tmp_path / "targets" / "mlx_lm-glm4_moe_lite-live-window.json").read_text())
