@@ -78,7 +78,11 @@ IN_A_BATCH: tuple[Operation, ...] = (
 )
 RAGGED = Program((Batch((0, 1)), BatchForward((1, 2)), BatchDecode(1)), TWO)
 #: Known failures of the library of which IN_A_BATCH shows something.
-NOT_IN_BATCHES = {"jamba", "longcat_flash_ngram", "nemotron_h", "nemotron_nas", "recurrent_gemma"}
+NOT_IN_BATCHES = {
+    *("jamba", "longcat_flash_ngram", "nemotron_h", "nemotron_nas", "recurrent_gemma"),
+    *("afm7", "baichuan_m1", "gemma2", "gpt_bigcode"),
+}
+NOT_LIVE_SAFE = {"mlx_lm:afm7@live-window"}
 
 
 def only(name: str, number: int = 0) -> mlx_lm.MlxLmTarget:
