@@ -17,7 +17,7 @@ import numpy as np
 from harness.operations import EnforceMaxKvSize, Owner
 from harness.probe import Probe, Record
 from harness.rows_of_a_batch import rows_of
-from harness.rules import QuantisedStorage
+from harness.rules import CacheRule, QuantisedStorage
 from harness.target import (
     ArgumentsObservation,
     AttentionCall,
@@ -66,9 +66,15 @@ class LibrarySession:
         self._batch: list[Any] = []
 
     def forward(self, sequence: int, tokens: Sequence[int], prompt: PromptInput | None = None) -> ForwardObservation:
+        leaves = [leaf for _, leaf in held.leaves(self._caches[sequence])]
+        rules = [held.rule_of(leaves[at]) for at in self._calls]
+        starts = [int(leaves[at].offset) for at in self._calls]
         logits, record, seconds, error = self._watched(mx.array([list(tokens)]), self._caches[sequence])
         logits = None if logits is None else logits[0]
-        return ForwardObservation(tuple(tokens), logits, record.attention(), record.positions(), seconds, error)
+        calls = record.attention()
+        if any(rule is not None and rule.keeps is not None for rule in rules):
+            calls = tuple(map(_of_its_chunk, calls, rules, starts))
+        return ForwardObservation(tuple(tokens), logits, calls, record.positions(), seconds, error)
 
     def _watched(self, ids: mx.array, caches: list[Any]) -> tuple[np.ndarray[Any, Any] | None, Record, float, Any]:
         """Logits ``[B, l, vocab]`` (None if it raised), what the probe saw, seconds, and the error."""
@@ -284,7 +290,23 @@ def _in_order(call: AttentionCall, cache: Any, before: Sequence[int], tokens: in
     if held.kind_of(cache) == "rotating" and tokens == 1:
         shown = np.roll(shown, -cache._idx, axis=-1)
         call = replace(call, shown=shown)
-    if unused <= 0 or call.mask_shape is None or shown[..., :unused].any():
+    return _without(call, unused)
+
+
+def _of_its_chunk(call: AttentionCall, rule: CacheRule | None, start: int) -> AttentionCall:
+    """The call of a cache that hands out more keys than its first token, at ``start``, sees: without those, if the mask
+    shows them to nobody."""
+    if rule is None or rule.chunk is None:
+        return call
+    return _without(call, call.key_len - call.query_len - start % rule.chunk)
+
+
+def _without(call: AttentionCall, unused: int) -> AttentionCall:
+    """The call without so many keys in front, if its mask shows them to nobody."""
+    shown = call.shown
+    if unused <= 0 or shown is None or call.mask_shape is None or shown.shape[-1] != call.key_len:
+        return call
+    if shown[..., :unused].any():
         return call
     keys, values = call.key_len - unused, call.value_len - unused
     shape = (*call.mask_shape[:-1], keys)

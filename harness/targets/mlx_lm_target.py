@@ -107,6 +107,11 @@ class MlxLmTarget:
         """Does the model say itself which caches it wants?"""
         return hasattr(self._model, "make_cache")
 
+    @property
+    def trims_itself(self) -> bool:
+        """Do its caches drop their fronts by themselves, and say where they begin?"""
+        return any(held.kind_of(cache) == "chunked" for cache in self.fresh_caches)
+
     @functools.cached_property
     def _with_keys(self) -> tuple[int, ...]:
         """Which of them have keys."""

@@ -31,7 +31,7 @@ def test_an_answer_of_every_kind() -> None:
     assert linear["live_safe"] == "no" and linear["mask_length"] == "a cache that gets no keys"
     assert linear["found"]["mask_key_axis_equals_live_keys"] == "Prefill(1) ; Chunk(2)"
     assert rows["lfm2", "tiny"]["reason"].startswith("of its attention")
-    assert rows["llama4", ""]["live_safe"] == "not applicable" and rows["llama4", ""]["reason"]
+    assert rows["llama4", "tiny"]["live_safe"] == "not applicable" and rows["llama4", "tiny"]["reason"]
 
 
 def test_a_table() -> None:

@@ -43,7 +43,8 @@ from harness.targets.mlx_lm_catalogue import FAMILIES, WITHOUT_ENTRY
 from harness.targets.mlx_lm_models import build, variants
 from properties import ALL, BY_ID
 
-NAMES = [f"mlx_lm:{family}{caches}" for family in FAMILIES for caches in ("", "@live-window")]
+ON_OURS = [family for family in FAMILIES if family != "llama4"]  # which is refused: see test_mlx_lm_chunked
+NAMES = [*(f"mlx_lm:{family}" for family in FAMILIES), *(f"mlx_lm:{family}@live-window" for family in ON_OURS)]
 TWO = ("pool", "pool")
 
 #: In one sequence and in two, inside every window and beyond it.
@@ -131,7 +132,7 @@ def test_a_campaign_on_a_sound_family_passes(name: str) -> None:
     assert result.verdict in (Verdict.PASS, Verdict.VACUOUS)  # few programs: not every property need be decisive
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ON_OURS)
 def test_masks_of_the_offset_are_found_in_every_family(family: str) -> None:
     """The control: what the library's caches measure masks by is wrong behind a front trim."""
     target = only(f"mlx_lm:{family}@live-window")
