@@ -13,6 +13,7 @@ import numpy as np
 
 from harness.rules import CacheRule
 from harness.target import CacheLengths, CacheRows
+from harness.targets.mlx_lm_quantised import read
 
 _NOTHING = np.zeros((1, 1, 0, 0), np.float32)
 
@@ -80,10 +81,11 @@ def rows_of(cache: Any) -> CacheRows:
     """Keys and values of those positions, float32."""
     where, kind = tuple(positions_of(cache)), kind_of(cache)
     told = None if kind == "dense" else where
-    if cache.keys is None:
+    if cache.keys is None or (hasattr(cache, "bits") and not where):
         return CacheRows(_NOTHING, _NOTHING, told)
     if kind != "rotating":
-        keys, values = (_array(side[..., : len(where), :]) for side in (cache.keys, cache.values))
+        sides = (side[..., : len(where), :] for side in (cache.keys, cache.values))
+        keys, values = map(_array, read(cache, len(where)) if hasattr(cache, "bits") else sides)
         return CacheRows(keys, values, told)
     keys, values = (_array(cache._temporal_order(side)) for side in (cache.keys, cache.values))
     sinks = min(cache.keep, len(where))

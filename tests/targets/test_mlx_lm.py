@@ -190,8 +190,8 @@ def test_the_forward_without_a_cache_knows_positions_behind_forks_and_trims() ->
 
     @dataclasses.dataclass(frozen=True)
     class Untrimmed(mlx_lm.MlxLmTarget):
-        def _with_masks(self, tokens: mx.array, shown: object, offset: int) -> mx.array:
-            return super()._with_masks(tokens, lambda window: np.tri(tokens.shape[1], dtype=bool), offset)
+        def _with_masks(self, tokens: mx.array, shown: object, *rest: object) -> mx.array:
+            return super()._with_masks(tokens, lambda window: np.tri(tokens.shape[1], dtype=bool), *rest)
 
     untrimmed = Untrimmed(target.model_type, target.variant, target.caches)
     assert found_in(untrimmed, program, prop.id) == prop.id
@@ -247,7 +247,6 @@ def test_a_name_that_means_nothing_is_refused_in_one_line(name: str) -> None:
 NEVER_ASKED = {
     "trim_front": Capability.FRONT_TRIM,
     "enforce": Capability.ENFORCE,
-    "quantise": Capability.QUANTISE,
     "memory": Capability.BYTES,
     "watch_arguments": Capability.ARGUMENTS,
     "arguments": Capability.ARGUMENTS,
@@ -263,7 +262,7 @@ def test_what_a_session_cannot_do_no_target_says_it_can() -> None:
     assert raising == set(NEVER_ASKED)
     for name in NAMES:
         for target in mlx_lm.resolve(name):
-            never = {Capability.WITNESS, Capability.QUANTISE, Capability.IMAGES}
+            never = {Capability.WITNESS, Capability.INT8, Capability.IMAGES}
             never |= set() if name.endswith("@live-window") else set(NEVER_ASKED.values())
             assert not never & target.capabilities, name
 
