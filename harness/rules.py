@@ -28,18 +28,25 @@ class CacheRule:
     ``p // chunk == q // chunk``. ``window``: keys that are seen at most, the token's own and the sinks included.
     ``rewinds``: it goes back wherever nothing that would be needed is gone; one that does not goes back only as long as
     its window is not full. ``keeps``: an append keeps so many of the newest keys, seen or not (never fewer than are
-    seen), and a rollback goes back over those alone; None: it keeps those that its first token sees."""
+    seen), and a rollback goes back over those alone; None: it keeps those that its first token sees. ``states``: other
+    layers remember tokens in states, so that nothing ever goes back."""
 
     window: int | None = None
     sinks: int = 0
     chunk: int | None = None
     rewinds: bool = True
     keeps: int | None = None
+    states: bool = False
+
+    @property
+    def forgets(self) -> bool:
+        """Does a key ever leave by it?"""
+        return self.window is not None or self.chunk is not None
 
     def stuck(self, offset: int, n: int, kept: int) -> bool:
         """Does a cache with ``kept`` keys refuse to go back ``n`` from ``offset``, whatever would be seen then?"""
         turned = not self.rewinds and self.window is not None and offset >= self.window
-        return turned or (self.keeps is not None and n > kept)
+        return self.states or turned or (self.keeps is not None and n > kept)
 
     def shows(self, query: int, key: int) -> bool:
         """Does the token at ``query`` see the key at ``key``, which is not behind it?"""

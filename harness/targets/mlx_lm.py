@@ -127,7 +127,7 @@ def _limits(target: MlxLmTarget) -> tuple[str, ...]:
     if not target.ours:
         said.append("the caches of the library have no front trim")
         if target.has_states:
-            said.append("recurrent states cannot go back, so nothing is rolled back")
+            said.append("recurrent states cannot go back, so every rollback must be refused")
     elif target.has_states:
         said.append("a state has no keys to trim: what it remembers of trimmed tokens is not judged, attention is")
     return (*said, *target.family.limits)

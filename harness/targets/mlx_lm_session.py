@@ -94,7 +94,8 @@ class LibrarySession:
         self._told = True
 
     def rollback(self, sequence: int, n: int) -> RemovalObservation:
-        """``trim_prompt_cache``: the one number that it returns is told of every cache."""
+        """``trim_prompt_cache``, asked first whether it can if speculative generation does; the one number that it
+        returns is told of every cache."""
         try:
             if sequence in self._rows:
                 return self._rollback_in_batch(self._rows.index(sequence), n)
@@ -103,7 +104,8 @@ class LibrarySession:
             return RemovalObservation(error=_words(failure))
 
     def _trimmed(self, caches: list[Any], n: int) -> RemovalObservation:
-        if n and not self._library.can_trim_prompt_cache(caches):  # to take nothing away there is nothing in the way
+        asks = n and release.asks_to_rewind()  # to take nothing away there is nothing in the way
+        if asks and not self._library.can_trim_prompt_cache(caches):
             return RemovalObservation(refused="can_trim_prompt_cache says no")
         return RemovalObservation((self._library.trim_prompt_cache(caches, n),) * len(self._calls))
 

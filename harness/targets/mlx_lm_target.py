@@ -145,8 +145,6 @@ class MlxLmTarget:
                 lacks |= {Capability.BATCH}  # the library merges no quantised caches
             if not self.quantises:
                 lacks |= {Capability.QUANTISE}
-            if "state" in kinds:
-                lacks |= {Capability.ROLLBACK}
         else:
             lacks |= {Capability.QUANTISE}
             if "state" in kinds:  # nothing trims a state, so what it still knows of trimmed tokens no oracle can say
@@ -194,7 +192,10 @@ class MlxLmTarget:
     def rules(self) -> tuple[CacheRule | None, ...]:
         if self.ours:
             return (None,) * len(self._calls)
-        return tuple(held.rule_of(self._leaves[at][1]) for _, at in self._calls)
+        rules = [held.rule_of(self._leaves[at][1]) for _, at in self._calls]
+        if self.has_states:
+            rules = [dataclasses.replace(rule or CacheRule(), states=True) for rule in rules]
+        return tuple(rules)
 
     @property
     def row_storage(self) -> str:

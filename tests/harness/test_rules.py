@@ -79,6 +79,16 @@ def test_a_rollback_is_refused_where_its_next_token_would_miss_a_key() -> None:
     assert (sequence.remove(Rollback(100)), sequence.refused) == (7, False)  # nothing left to miss
 
 
+def test_beside_states_nothing_goes_back_and_nothing_is_forgotten() -> None:
+    rule = CacheRule(states=True)
+    sequence = PoolLedger(("pool",), (rule,)).sequences[0]
+    sequence.append(5)
+    assert list(of_layer(sequence.append(2), rule).held) == list(range(5)) and not rule.forgets
+    assert (sequence.remove(Rollback(1)), sequence.refused, sequence.offset) == (0, True, 7)
+    assert (sequence.remove(Rollback(0)), sequence.refused) == (0, False)
+    assert not sequence.state().forgotten and RING.forgets and PIECES.forgets
+
+
 def test_a_cache_may_keep_more_than_it_shows_and_goes_back_over_that() -> None:
     rule = CacheRule(chunk=3, keeps=3)
     sequence = PoolLedger(("pool",), (rule, None)).sequences[0]

@@ -38,7 +38,7 @@ from harness.operations import (
     Verify,
 )
 from harness.profiles import PROFILES
-from harness.targets import mlx_lm, naming
+from harness.targets import mlx_lm, mlx_lm_release, naming
 from harness.targets.mlx_lm_catalogue import FAMILIES, WITHOUT_ENTRY
 from harness.targets.mlx_lm_models import build, variants
 from properties import ALL, BY_ID
@@ -180,6 +180,16 @@ def test_a_rotating_cache_that_is_full_refuses_to_go_back_and_that_is_right() ->
     judge_program(target, Program((Prefill(11), Rollback(3), Chunk(9), Rollback(2), Decode(2))), ALL)
 
 
+@pytest.mark.parametrize("family", ["qwen3_next", "recurrent_gemma", "falcon_h1", "longcat_flash_ngram"])
+def test_states_refuse_every_rollback(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = only(f"mlx_lm:{family}")
+    program = Program((Prefill(3), Rollback(1), Chunk(2), Verify(2, 1), Verify(2, 2), Fork(1), Verify(1, 0, 1)), TWO)
+    run = judge_program(target, program, ALL).run
+    assert [step.refuses for step in run.steps] == [False, True, False, True, False, False, True]
+    monkeypatch.setattr(mlx_lm_release, "asks_to_rewind", lambda: False)  # as speculation of 0.31.1 did
+    assert found_in(target, program, "trim_reports_what_it_removed") == "trim_reports_what_it_removed"
+
+
 def test_the_forward_without_a_cache_knows_positions_behind_forks_and_trims() -> None:
     """It is decisive there: with the masks of untrimmed sequences it is not what the session gave."""
     target = only("mlx_lm:llama@live-window")
@@ -217,7 +227,9 @@ def test_what_cannot_be_decided_is_not_applicable_and_says_why() -> None:
     assert "nothing ever leaves the front" in said["mask_key_axis_equals_live_keys"]
     assert "independent witness" in said["outputs_equal_the_witness"]
     said = {each.id: each.reason for each in _results("mlx_lm:lfm2") if each.verdict is Verdict.NOT_APPLICABLE}
-    assert "neither trim nor roll back" in said["trim_reports_what_it_removed"]
+    assert "every rollback is refused" in said["keys_equal_ledger_live_length"]
+    assert "nothing ever leaves the front" in said["mask_key_axis_equals_live_keys"]
+    assert "trim_reports_what_it_removed" not in said  # a refusal that does not come would be found
     assert any("cannot go back" in limit for limit in mlx_lm.limits("mlx_lm:lfm2"))
     assert any("no keys to trim" in limit for limit in mlx_lm.limits("mlx_lm:lfm2@live-window"))
 
