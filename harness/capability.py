@@ -42,6 +42,7 @@ class Capability(StrEnum):
     SAVE_LOAD = "caches in a file"
     RESET = "a sequence can start again"
     QUANTISE = "caches can be quantised, and what they are given is told"
+    INT8 = "caches can be quantised to Int8, too"
     BATCH = "several sequences in one forward"
     ATTENTION_VALUES = "what attention is given and gives"
     ARGUMENTS = "arrays that are given and given out are watched"
@@ -68,9 +69,17 @@ CAPABILITY_OF: dict[type[Operation], Capability] = {
 }
 
 
+def needed_by(operation: Operation) -> frozenset[Capability]:
+    """What a target must be able to do before it is given this operation."""
+    needed = {CAPABILITY_OF[type(operation)]} if type(operation) in CAPABILITY_OF else set()
+    if isinstance(operation, QuantizeCache) and operation.storage == "int8":  # not every engine has that storage
+        needed.add(Capability.INT8)
+    return frozenset(needed)
+
+
 def needs(program: Program) -> frozenset[Capability]:
     """What a target must be able to do to run this program."""
-    needed = {CAPABILITY_OF[type(op)] for op in program.operations if type(op) in CAPABILITY_OF}
+    needed = {capability for operation in program.operations for capability in needed_by(operation)}
     needed |= {Capability.IMAGES} if program.has_media else set()
     needed |= {Capability.SEQUENCES} if len(program.owners) > 1 else set()
     needed |= {Capability.OWNERSHIP} if "model" in program.owners else set()

@@ -44,7 +44,8 @@ _NOTHING = Append((), range(0), (), (), range(0))
 
 
 class Execution:
-    """A program in the making on one target. After an error the session is not to be trusted: ``stopped``.
+    """A program in the making on one target. After an error the session is not to be trusted, and one that has
+    ``parted`` from the ledger has nothing to be compared with: ``stopped``.
 
     ``tell``: ask the caches after every operation (a run that is only compared by its logits need not); ``attention``:
     have the values of attention calls told, and arguments watched, by a target that can. ``given``: what quantised
@@ -86,7 +87,7 @@ class Execution:
 
     @property
     def stopped(self) -> bool:
-        return bool(self.steps) and self.steps[-1].error is not None
+        return bool(self.steps) and (self.steps[-1].error is not None or self.steps[-1].parted)
 
     def apply(
         self, operation: Operation, numbers: tuple[int, ...] | None = None, rows: tuple[int, ...] | None = None
@@ -97,7 +98,7 @@ class Execution:
         give the rest of it the same tokens in the same batches.
         """
         if self.stopped:
-            raise RuntimeError("the execution stopped at an error; open a new one")
+            raise RuntimeError("the execution has stopped; open a new one")
         index = operation.index
         ledger = self.ledgers[index]
         before = ledger.state()
@@ -238,7 +239,7 @@ class Execution:
 
 
 def execute(target: Target, program: Program, tell: bool = True, attention: bool = False) -> Execution:
-    """Run a whole program (up to the first error) and return its Execution."""
+    """Run a whole program (up to where it stops) and return its Execution."""
     return execute_numbered(
         target, program.owners, [(operation, None, None) for operation in program.operations], tell, attention
     )

@@ -56,7 +56,7 @@ class Judge:
 
     @property
     def stopped(self) -> bool:
-        """No more operations: one raised, or a finding was reported, or the program was ended."""
+        """No more operations: the run stopped, or a finding was reported, or the program was ended."""
         return self._ended or self.run.stopped
 
     def apply(self, operation: Operation) -> Step:

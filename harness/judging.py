@@ -174,16 +174,19 @@ def recut_limit(run: Execution) -> float:
 
 def front_stays(target: Target) -> str | None:
     """Why no cache of this target ever loses its oldest keys; None where one does."""
-    if Capability.FRONT_TRIM in target.capabilities or any(target.rules):
+    if Capability.FRONT_TRIM in target.capabilities or any(rule is not None and rule.forgets for rule in target.rules):
         return None
     return "nothing ever leaves the front of the target's caches"
 
 
 def nothing_is_removed(target: Target) -> str | None:
     """Why no operation removes a key from a sequence of this target; None where one does."""
-    if {Capability.FRONT_TRIM, Capability.ROLLBACK} & target.capabilities:
+    if Capability.FRONT_TRIM in target.capabilities:
         return None
-    return "the target can neither trim nor roll back"
+    if Capability.ROLLBACK not in target.capabilities:
+        return "the target can neither trim nor roll back"
+    states = any(rule is not None and rule.states for rule in target.rules)
+    return "states cannot go back, so that every rollback is refused" if states else None
 
 
 def attention_calls(run: Execution, forward: ForwardStep) -> Iterator[tuple[int, AttentionCall]]:

@@ -147,7 +147,7 @@ class SequenceLedger:
         seen = Append(tuple(self.held), positions, places, held_numbers, numbers, storage=self.storage)
         self.held.extend(positions)
         self.numbers.extend(numbers)
-        self.kept = {rule: [*rule.seen_from(self.offset, kept), *positions] for rule, kept in self.kept.items()}
+        self.kept = {rule: [*rule.kept_from(self.offset, kept), *positions] for rule, kept in self.kept.items()}
         self.offset += tokens
         self.begun = True
         return seen
@@ -174,8 +174,8 @@ class SequenceLedger:
     def rollback(self, n: int) -> int:
         """Drop the newest n positions; the next token takes the position ``offset - n``.
 
-        A cache with a rule refuses, and with it all layers, where that token would see a key that is gone, or (see
-        ``CacheRule.stuck``) before that.
+        A cache with a rule refuses, and with it all layers, where that token would see a key that is gone, and where
+        ``CacheRule.stuck`` says so.
         """
         if self.owner == "model":
             return 0
@@ -183,7 +183,7 @@ class SequenceLedger:
         end = self.offset - n
         for rule, kept in self.kept.items():
             gone = set(rule.seen_from(end, self.held[: len(self.held) - n])).difference(kept)
-            self.refused |= n > 0 and (bool(gone) or rule.stuck(self.offset))
+            self.refused |= n > 0 and (bool(gone) or rule.stuck(self.offset, n, len(kept)))
         if self.refused:
             return 0
         self.kept = {rule: [p for p in kept if p < end] for rule, kept in self.kept.items()}

@@ -10,7 +10,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from harness import strategies as draw
 from harness.batch_rules import BatchRules
-from harness.capability import CAPABILITY_OF
+from harness.capability import needed_by
 from harness.judge import Judge, Listener
 from harness.judging import Property
 from harness.ledger import SequenceLedger
@@ -221,7 +221,8 @@ class ProgramMachine(BatchRules):
         index = self._sequence(sequence, () if fresh else deep)
         if fresh:
             self._apply_able((Reset(index),))
-        self._apply(QuantizeCache(storage, index))
+        there = storage if Capability.INT8 in self.target.capabilities or storage != "int8" else "affine8"
+        self._apply(QuantizeCache(there, index))
         self._extend(index, tokens)
 
     def teardown(self) -> None:
@@ -260,8 +261,7 @@ class ProgramMachine(BatchRules):
         if not self._several() and any(isinstance(operation, BATCHES) for operation in operations):
             return
         for operation in operations:
-            needed = CAPABILITY_OF.get(type(operation))
-            if needed is None or needed in self.target.capabilities:
+            if needed_by(operation) <= self.target.capabilities:
                 self._apply(self._as_far_as_there(operation) if isinstance(operation, Batch) else operation)
 
     def _shorten_long_ones(self) -> None:

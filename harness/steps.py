@@ -69,6 +69,13 @@ class Step:
         return frozenset({self.operation.index if self.replaced is None else self.replaced})
 
     @property
+    def parted(self) -> bool:
+        """Did the target do what had to be refused, or refuse what nothing was in the way of? Then it holds other keys
+        than the ledger, whatever follows."""
+        seen = self.copied if self.removal is None else self.removal
+        return seen is not None and seen.error is None and self.refuses != (seen.refused is not None)
+
+    @property
     def error(self) -> str | None:
         if self.removal is not None and self.removal.error is not None:
             return self.removal.error

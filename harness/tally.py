@@ -149,7 +149,7 @@ class Tally:
         cover.blind_forwards += sum(is_blind(run, forward) for step in steps for forward in step.forwards)
         cover.several_sequences += len({f.sequence for step in steps for f in step.forwards}) > 1
         cover.model_owned += any(step.owner == "model" for step in steps)
-        cover.stopped_by_error += run.stopped
+        cover.stopped_by_error += any(step.error is not None for step in steps)
         removing = [s for s in steps if s.expected_removed and not isinstance(s.operation, (Rollback, Verify))]
         cover.trimmed += bool(removing)
         cover.trimmed_keeping_sinks += any(_kept_sinks(step) for step in removing)

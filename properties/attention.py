@@ -61,12 +61,12 @@ def attend(given: AttentionValues) -> np.ndarray[Any, Any]:
     if given.added is not None:
         scores = scores + given.added
     with np.errstate(invalid="ignore"):
-        top = scores.max(axis=-1, keepdims=True)
+        top = scores.max(axis=-1, keepdims=True, initial=-np.inf)  # an engine may have lost all of its keys
         if given.sinks is not None:
             top = np.maximum(top, given.sinks[:, None, None])
         weights = np.exp(scores - top)
         total = weights.sum(axis=-1, keepdims=True)
         if given.sinks is not None:
             total = total + np.exp(given.sinks[:, None, None] - top)
-        out: np.ndarray[Any, Any] = (weights / total) @ values
+        out: np.ndarray[Any, Any] = np.where(total > 0, (weights / total) @ values, np.nan)
     return out

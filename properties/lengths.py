@@ -115,7 +115,8 @@ class TrimReportsWhatItRemoved(Property):
     needs: ClassVar = frozenset({Capability.LENGTHS})
 
     def never_decisive(self, target: Target) -> str | None:
-        return nothing_is_removed(target)
+        refused = Capability.ROLLBACK in target.capabilities  # what every cache must refuse decides, too
+        return None if refused else nothing_is_removed(target)
 
     def judge_step(self, run: Execution, step: Step) -> Judgement | None:
         if step.removal is None or step.removal.error is not None or step.expected_removed is None:

@@ -67,7 +67,7 @@ class MaskShowsExactlyTheVisibleSet(Property):
         steps = decisive = 0
         for forward in step.forwards:
             found = deciding = False
-            hides = not any(run.target.windows) and not any(run.target.rules)
+            hides = not any(run.target.windows) and not any(rule and rule.forgets for rule in run.target.rules)
             for number, (layer, call) in enumerate(attention_calls(run, forward)):
                 window, rule = run.target.windows[number], run.target.rules[number]
                 judged = self._judge_call(step, forward, layer, call, window, rule)
@@ -122,7 +122,7 @@ class MaskShowsExactlyTheVisibleSet(Property):
 def _limits(window: int | None, rule: CacheRule | None) -> str:
     """What else decides who is seen, behind a comma."""
     words = "" if window is None else f", window of {window}"
-    if rule is not None:
+    if rule is not None and rule.forgets:
         words += ", cache that keeps "
         words += f"chunks of {rule.chunk}" if rule.chunk else f"{rule.window} keys, {rule.sinks} of them sinks"
     return words

@@ -62,20 +62,18 @@ class Row:
 def rows(families: Sequence[str], programs: int, seed: int) -> Iterator[Row]:
     """One for every configuration of these families (model types), as they are judged."""
     from harness.targets import mlx_lm
-    from harness.targets.mlx_lm_catalogue import WITHOUT_ENTRY
 
     for family in families:
-        if family in WITHOUT_ENTRY:
-            yield Row(family, "", "", "", "", "", "not applicable", {}, 0, {}, WITHOUT_ENTRY[family])
-            continue
-        for target in mlx_lm.resolve(f"mlx_lm:{family}@{mlx_lm.LIVE_WINDOW}"):
-            yield _judged(target, programs, seed)
+        for target in mlx_lm.resolve(f"mlx_lm:{family}"):
+            if target.trims_itself:
+                yield _row(target, "not applicable", reason=mlx_lm.TRIMS_ITSELF)
+            else:
+                yield _judged(dataclasses.replace(target, caches=mlx_lm.LIVE_WINDOW), programs, seed)
 
 
 def _judged(target: Any, programs: int, seed: int) -> Row:
     from harness.campaign import run_campaign
     from harness.profiles import PROFILES
-    from harness.targets.mlx_lm_facts import facts
     from properties import BY_ID
 
     profile = dataclasses.replace(PROFILES["quick"], programs=programs, asked=True)
@@ -84,21 +82,23 @@ def _judged(target: Any, programs: int, seed: int) -> Row:
     steps = {each.id: each.tally.decisive_steps for each in result.properties if each.id in DECISIVE}
     found = {bug.finding.property_id: str(bug.finding.program) for bug in result.found}
     answer: Answer = "no" if found else "yes" if all(steps[name] for name in DECISIVE[:2]) else "not shown"
+    reason = "of its attention; a state has no keys to trim" if target.has_states else ""
+    return _row(target, answer, steps, result.tally.coverage.programs, found, reason)
+
+
+def _row(
+    target: Any,
+    answer: Answer,
+    steps: dict[str, int] | None = None,
+    programs: int = 0,
+    found: dict[str, str] | None = None,
+    reason: str = "",
+) -> Row:
+    from harness.targets.mlx_lm_facts import facts
+
     seen = facts(target)
-    reason = "of its attention; a state has no keys to trim" if seen.states else ""
-    return Row(
-        target.model_type,
-        target.variant,
-        seen.owner,
-        seen.caches,
-        seen.attention,
-        seen.mask_length,
-        answer,
-        steps,
-        result.tally.coverage.programs,
-        found,
-        reason,
-    )
+    told = seen.owner, seen.caches, seen.attention, seen.mask_length
+    return Row(target.model_type, target.variant, *told, answer, steps or {}, programs, found or {}, reason)
 
 
 def register(commands: Any) -> None:

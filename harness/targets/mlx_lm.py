@@ -21,6 +21,7 @@ from harness.targets.naming import Asked, Subject, TargetError
 from reference_models.engine import MaskPolicy
 
 _CACHES = f"@{LIVE_WINDOW} or @{BOUNDED}N"
+TRIMS_ITSELF = "its chunked caches drop their own fronts, and its masks begin at their start_position, not at our keys"
 
 
 def _parts(rest: str) -> tuple[str, str]:
@@ -56,8 +57,10 @@ def _of_checkpoint(checkpoint: Checkpoint, caches: str) -> MlxLmTarget:
 
 
 def _heeded(target: MlxLmTarget) -> MlxLmTarget:
-    """The target. UnknownFamily if a bound is asked for that the library would not heed."""
+    """The target. UnknownFamily if caches are asked for that the library, or the model, would not heed."""
     bound = target.max_kv_size
+    if target.ours and target.trims_itself:
+        raise UnknownFamily(f"{KIND}:{target.model_type}@{LIVE_WINDOW} cannot be judged: {TRIMS_ITSELF}")
     if bound is not None and target.makes_caches:
         raise UnknownFamily(f"{KIND}:{target.model_type} makes its caches itself: max_kv_size changes nothing there")
     sinks = max((rule.sinks for rule in target.rules if rule is not None), default=0)
@@ -124,7 +127,7 @@ def _limits(target: MlxLmTarget) -> tuple[str, ...]:
     if not target.ours:
         said.append("the caches of the library have no front trim")
         if target.has_states:
-            said.append("recurrent states cannot go back, so nothing is rolled back")
+            said.append("recurrent states cannot go back, so every rollback must be refused")
     elif target.has_states:
         said.append("a state has no keys to trim: what it remembers of trimmed tokens is not judged, attention is")
     return (*said, *target.family.limits)

@@ -13,6 +13,7 @@ import numpy as np
 
 from harness.rules import CacheRule
 from harness.target import CacheLengths, CacheRows
+from harness.targets.mlx_lm_quantised import read
 
 _NOTHING = np.zeros((1, 1, 0, 0), np.float32)
 
@@ -46,15 +47,19 @@ def is_empty(cache: Any) -> bool:
 
 
 def rule_of(cache: Any) -> CacheRule | None:
-    """What a cache forgets. The rotating one goes back only as long as it has not turned (``is_trimmable``)."""
-    if kind_of(cache) == "rotating":
+    """What a cache forgets. The rotating one goes back only as long as it has not turned (``is_trimmable``); the
+    chunked one keeps as many keys as a chunk has, of which the model shows those of the token's own."""
+    kind = kind_of(cache)
+    if kind == "rotating":
         return CacheRule(cache.max_size, getattr(cache, "keep", 0), rewinds=False)
-    return None
+    return CacheRule(chunk=cache.chunk_size, keeps=cache.chunk_size) if kind == "chunked" else None
 
 
 def lengths_of(cache: Any) -> CacheLengths:
-    """``live_len`` of a rotating cache: the keys that the next token sees beside its own."""
-    return CacheLengths(int(cache.offset), 0, len(positions_of(cache)))
+    """``live_len`` of a rotating or a chunked cache: the keys that the next token sees beside its own."""
+    offset, rule = int(cache.offset), rule_of(cache)
+    where = positions_of(cache)
+    return CacheLengths(offset, 0, len(where if rule is None else rule.seen_from(offset, where)))
 
 
 def positions_of(cache: Any) -> list[int]:
@@ -63,8 +68,9 @@ def positions_of(cache: Any) -> list[int]:
     offset = int(cache.offset)
     if cache.keys is None:
         return []
-    if kind_of(cache) == "dense":
-        return list(range(offset))
+    kind = kind_of(cache)
+    if kind != "rotating":
+        return list(range(int(cache.start_position) if kind == "chunked" else 0, offset))
     stored = cache._temporal_order(cache.keys).shape[2]
     sinks = min(cache.keep, stored)
     newest = min(stored - sinks, cache.max_size - 1 - sinks)
@@ -73,14 +79,14 @@ def positions_of(cache: Any) -> list[int]:
 
 def rows_of(cache: Any) -> CacheRows:
     """Keys and values of those positions, float32."""
-    if kind_of(cache) == "dense":
-        if cache.keys is None:
-            return CacheRows(_NOTHING, _NOTHING)
-        keys, values = (_array(side[..., : int(cache.offset), :]) for side in (cache.keys, cache.values))
-        return CacheRows(keys, values)
-    where = tuple(positions_of(cache))
-    if cache.keys is None:
-        return CacheRows(_NOTHING, _NOTHING, where)
+    where, kind = tuple(positions_of(cache)), kind_of(cache)
+    told = None if kind == "dense" else where
+    if cache.keys is None or (hasattr(cache, "bits") and not where):
+        return CacheRows(_NOTHING, _NOTHING, told)
+    if kind != "rotating":
+        sides = (side[..., : len(where), :] for side in (cache.keys, cache.values))
+        keys, values = map(_array, read(cache, len(where)) if hasattr(cache, "bits") else sides)
+        return CacheRows(keys, values, told)
     keys, values = (_array(cache._temporal_order(side)) for side in (cache.keys, cache.values))
     sinks = min(cache.keep, len(where))
     slots = [*range(sinks), *range(keys.shape[2] - (len(where) - sinks), keys.shape[2])]
@@ -89,7 +95,7 @@ def rows_of(cache: Any) -> CacheRows:
 
 def no_rows(cache: Any) -> CacheRows:
     """Of a cache of a batch that has had no forward."""
-    return CacheRows(_NOTHING, _NOTHING, () if kind_of(cache) == "rotating" else None)
+    return CacheRows(_NOTHING, _NOTHING, None if kind_of(cache) == "dense" else ())
 
 
 def _array(side: mx.array) -> np.ndarray[Any, Any]:

@@ -1,7 +1,7 @@
 """The forward without a cache of a model that knows positions from one number only: where its first token stands.
 
 A History is a tree: sequences fork, and go back. It is taken apart into paths, each of which is a sequence of
-consecutive positions.
+consecutive positions. A path of a sequence that is quantised has its rows twice, as they are and as they are read back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Shown = Callable[..., np.ndarray[Any, Any]]
 class PathOfTokens:
     """Consecutive positions from ``first`` on. ``rows``: where its tokens stand in the History; ``slots``: where they
     stand in ``tokens`` [L], int32; ``shown(window, rule)`` [L, L]: what a layer with this window, and a cache
-    of this rule, may see.
+    of this rule, may see; where rows are also read as ``storage`` has them, [L, 2 L], those behind the others.
 
     A position that nobody sees (it was trimmed before anything rested on it) is filled with a token that sees itself.
     """
@@ -33,16 +33,27 @@ class PathOfTokens:
     slots: np.ndarray[Any, Any]
     shown: Shown
     first: int
+    storage: str = "rows"
+
+
+def _resting(history: History) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """[S, S]: on whom a token rests, itself included, as it was processed; [S]: does it rest on quantised rows?"""
+    count, read_back = len(history.tokens), history.storages != "rows"
+    rests, touched = np.zeros((count, count), bool), np.zeros(count, bool)
+    for row in range(count):
+        seen = history.visible[row]
+        others = np.setdiff1d(history.itself[seen], row)
+        rests[row] = rests[others].any(axis=0)
+        rests[row, history.itself[row]] = True
+        touched[row] = read_back[seen].any() or touched[others].any()
+    return rests, touched
 
 
 def paths_of(history: History) -> Iterator[PathOfTokens]:
     """As few as hold every token."""
-    count = len(history.tokens)
-    rests = np.zeros((count, count), bool)  # on whom a token rests, itself included
-    for row in range(count):
-        rests[row] = rests[history.visible[row]].any(axis=0)
-        rests[row, row] = True
-    left = np.ones(count, bool)
+    rests, _ = _resting(history)
+    left = np.zeros(len(history.tokens), bool)
+    left[history.processed] = True
     while left.any():
         rows = np.flatnonzero(rests[np.flatnonzero(left)[-1]])
         first = int(history.positions[rows].min())
@@ -50,6 +61,8 @@ def paths_of(history: History) -> Iterator[PathOfTokens]:
         length = int(slots.max()) + 1
         tokens = np.zeros(length, np.int32)
         tokens[slots] = history.tokens[rows]
+        readings = np.flatnonzero(np.isin(history.itself, rows) & history.visible[rows].any(axis=0))
+        storage = next((str(name) for name in history.storages[readings] if name != "rows"), "rows")
 
         def shown(
             window: int | None,
@@ -57,12 +70,17 @@ def paths_of(history: History) -> Iterator[PathOfTokens]:
             rows: Any = rows,
             slots: Any = slots,
             length: int = length,
+            readings: Any = readings,
+            quantised: bool = storage != "rows",
         ) -> Any:
-            seen = np.eye(length, dtype=bool)
-            seen[np.ix_(slots, slots)] = history.shown(window, rule)[np.ix_(rows, rows)]
+            seen = np.eye(length, 2 * length if quantised else length, dtype=bool)
+            seen[slots, slots] = False
+            where = history.positions[readings] - history.positions[rows].min()
+            where = where + length * (history.storages[readings] != "rows")
+            seen[np.ix_(slots, where)] = history.shown(window, rule)[np.ix_(rows, readings)]
             return seen
 
-        yield PathOfTokens(tokens, rows, slots, shown, first)
+        yield PathOfTokens(tokens, rows, slots, shown, first, storage)
         left[rows] = False
 
 
@@ -75,9 +93,11 @@ def expected_of(history: History, forward: Callable[[PathOfTokens], mx.array]) -
             logits = np.zeros((len(history.tokens), out.shape[-1]), np.float32)
         logits[path.rows] = out[path.slots]
     assert logits is not None
-    return Expected(logits)
+    gap = np.where(_resting(history)[1], 0.0, np.inf)  # such a row may be rounded either way, and nobody measured it
+    return Expected(logits, rounding_gap=gap if (gap == 0).any() else None)
 
 
-def cache_free(history: History, forward: Callable[[mx.array, Shown, int], mx.array]) -> Expected:
-    """``forward(tokens [1, L], shown, offset)`` gives logits [1, L, vocab]; ``offset``: position of the first token."""
-    return expected_of(history, lambda path: forward(mx.array(path.tokens[None]), path.shown, path.first))
+def cache_free(history: History, forward: Callable[[mx.array, Shown, int, str], mx.array]) -> Expected:
+    """``forward(tokens [1, L], shown, offset, storage)`` gives logits [1, L, vocab]; ``offset``: position of the first
+    token."""
+    return expected_of(history, lambda path: forward(mx.array(path.tokens[None]), path.shown, path.first, path.storage))

@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from harness.operations import EnforceMaxKvSize, Owner
 from harness.target import CacheLengths, CacheMemory, CacheRows, RemovalObservation
+from harness.targets.mlx_lm_quantised import read_back
 from harness.targets.reference_session import ReferenceSession
 from reference_models.engine import KVCache, MaskPolicy, masks
 
@@ -70,13 +71,17 @@ class StatefulKVCache(KVCache):
 
 class GivenMask:
     """In place of a cache, for one forward over a whole sequence: it hands back what it is given, and the masks of the
-    oracle: ``shown(window)``, bool [S, S]. ``offset``: position of the first token."""
+    oracle: ``shown(window)``, bool [S, S], or [S, 2 S] where the rows come a second time, as a cache of this
+    ``storage`` would read them. ``offset``: position of the first token."""
 
-    def __init__(self, shown: Any, offset: int, window: int | None) -> None:
-        self._shown, self.offset, self._window = shown, offset, window
+    def __init__(self, shown: Any, offset: int, window: int | None, storage: str = "rows") -> None:
+        self._shown, self.offset, self._window, self._storage = shown, offset, window, storage
         self._rows: tuple[mx.array, mx.array] | None = None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        if self._storage != "rows":
+            sides = [mx.concatenate([side, read_back(side, self._storage)], axis=2) for side in (keys, values)]
+            keys, values = sides
         self._rows = keys, values
         return keys, values
 

@@ -6,6 +6,8 @@ fresh caches is made from the classes of batches, as ``BatchGenerator`` did, and
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +29,34 @@ def merges_nothing(library: Any) -> bool:
 def writes_nothing(library: Any) -> bool:
     """Has a cache without content a state, which a file could hold?"""
     return _does(lambda: library.KVCache().state)
+
+
+@functools.lru_cache(maxsize=1)
+def asks_to_rewind() -> bool:
+    """Does speculative generation refuse caches that cannot be trimmed? One that does not goes on as if rejected drafts
+    were gone, since ``trim_prompt_cache`` then does nothing and says 0."""
+    generation = importlib.import_module("mlx_lm.generate")
+    kind = importlib.import_module("mlx_lm.models.cache")._BaseCache  # says that it cannot
+    caches = [kind(), kind()]
+    step = generation.speculative_generate_step(mx.array([1, 2]), _Unasked(), _Unasked(), prompt_cache=caches)
+    try:
+        next(step)
+    except _Asked:
+        return False
+    except ValueError:
+        return True
+    return False
+
+
+class _Asked(Exception):
+    """A model has been called."""
+
+
+class _Unasked:
+    layers = (None,)
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise _Asked
 
 
 def _does(act: Callable[[], Any]) -> bool:

@@ -7,7 +7,6 @@ import functools
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +19,6 @@ from harness.rows_of_a_batch import rows_of
 from harness.rules import QuantisedStorage
 from harness.target import (
     ArgumentsObservation,
-    AttentionCall,
     CacheLengths,
     CacheMemory,
     CacheRows,
@@ -30,7 +28,9 @@ from harness.target import (
     RemovalObservation,
 )
 from harness.targets import mlx_lm_caches as held
+from harness.targets import mlx_lm_quantised as quantised
 from harness.targets import mlx_lm_release as release
+from harness.targets.mlx_lm_calls import in_order, of_its_chunk
 
 
 class Library(Protocol):
@@ -66,9 +66,15 @@ class LibrarySession:
         self._batch: list[Any] = []
 
     def forward(self, sequence: int, tokens: Sequence[int], prompt: PromptInput | None = None) -> ForwardObservation:
-        logits, record, seconds, error = self._watched(mx.array([list(tokens)]), self._caches[sequence])
+        leaves = [leaf for _, leaf in held.leaves(self._caches[sequence])]
+        read = [leaves[at] for at in self._calls]
+        rules, starts = [held.rule_of(leaf) for leaf in read], [int(leaf.offset) for leaf in read]
+        with quantised.given_to(read) as given:
+            logits, record, seconds, error = self._watched(mx.array([list(tokens)]), self._caches[sequence])
         logits = None if logits is None else logits[0]
-        return ForwardObservation(tuple(tokens), logits, record.attention(), record.positions(), seconds, error)
+        calls = tuple(map(of_its_chunk, record.attention(), rules, starts))
+        seen = calls, record.positions(), seconds, error, quantised.told(given)
+        return ForwardObservation(tuple(tokens), logits, *seen)
 
     def _watched(self, ids: mx.array, caches: list[Any]) -> tuple[np.ndarray[Any, Any] | None, Record, float, Any]:
         """Logits ``[B, l, vocab]`` (None if it raised), what the probe saw, seconds, and the error."""
@@ -88,7 +94,8 @@ class LibrarySession:
         self._told = True
 
     def rollback(self, sequence: int, n: int) -> RemovalObservation:
-        """``trim_prompt_cache``: the one number that it returns is told of every cache."""
+        """``trim_prompt_cache``, asked first whether it can if speculative generation does; the one number that it
+        returns is told of every cache."""
         try:
             if sequence in self._rows:
                 return self._rollback_in_batch(self._rows.index(sequence), n)
@@ -97,7 +104,8 @@ class LibrarySession:
             return RemovalObservation(error=_words(failure))
 
     def _trimmed(self, caches: list[Any], n: int) -> RemovalObservation:
-        if n and not self._library.can_trim_prompt_cache(caches):  # to take nothing away there is nothing in the way
+        asks = n and release.asks_to_rewind()  # to take nothing away there is nothing in the way
+        if asks and not self._library.can_trim_prompt_cache(caches):
             return RemovalObservation(refused="can_trim_prompt_cache says no")
         return RemovalObservation((self._library.trim_prompt_cache(caches, n),) * len(self._calls))
 
@@ -152,7 +160,18 @@ class LibrarySession:
             return self._copy(through_a_file)
 
     def reset(self, sequence: int) -> CopyObservation:
-        return self._copy(lambda: self._replace(sequence, self._library.make_prompt_cache(self._model)))
+        storage = quantised.storage_of(self._caches[sequence])
+
+        def anew() -> None:
+            caches = self._library.make_prompt_cache(self._model)
+            if storage != "rows":
+                quantised.quantise(caches, storage)
+            self._replace(sequence, caches)
+
+        return self._copy(anew)
+
+    def quantise(self, sequence: int, storage: QuantisedStorage) -> CopyObservation:
+        return self._copy(lambda: quantised.quantise(self._of(sequence), storage))
 
     def batch(self, rows: tuple[int, ...]) -> CopyObservation:
         return self._copy(lambda: self._gather(rows))
@@ -208,7 +227,7 @@ class LibrarySession:
                 cache.prepare(lengths=lengths, right_padding=padding)
         logits, record, seconds, error = self._watched(ids, self._batch)
         calls = [
-            _in_order(call, leaves[at], before[at], max(lengths))
+            in_order(call, leaves[at], before[at], max(lengths))
             for call, at in zip(record.attention(), self._calls, strict=False)
         ]
         if any(padding) and error is None:
@@ -230,6 +249,8 @@ class LibrarySession:
     def _copy(self, act: Callable[[], Any]) -> CopyObservation:
         try:
             act()
+        except quantised.CannotQuantise as refusal:
+            return CopyObservation(refused=str(refusal))
         except Exception as failure:  # as in a forward
             return CopyObservation(error=_words(failure))
         return CopyObservation(len(self._calls))
@@ -242,9 +263,6 @@ class LibrarySession:
 
     def enforce(self, rule: EnforceMaxKvSize) -> RemovalObservation:
         raise NotImplementedError("the caches of mlx-lm have no front trim")
-
-    def quantise(self, sequence: int, storage: QuantisedStorage) -> CopyObservation:
-        raise NotImplementedError("caches of mlx-lm are not quantised in mid-program here")
 
     def memory(self, sequence: int) -> tuple[CacheMemory, ...]:
         raise NotImplementedError("the caches of mlx-lm say no size of a slot")
@@ -267,28 +285,6 @@ def _lengths_of_row(cache: Any, row: int) -> CacheLengths:
         return held.lengths_of(cache.extract(row))
     offset, padding = int(cache.offset[row].item()), int(cache.left_padding[row].item())
     return CacheLengths(offset, 0, cache._idx - padding)
-
-
-def _in_order(call: AttentionCall, cache: Any, before: Sequence[int], tokens: int) -> AttentionCall:
-    """The call of a batch as the ledger counts slots: the oldest key of the longest row first, the new ones last.
-
-    ``before``: tokens that the rows had. A cache may have slots in front that are padding to every row, since
-    ``filter`` alone takes them out again; they are left out here if the mask shows them to nobody. To a single token a
-    rotating cache gives its slots as they lie, with the new one in front of its cursor.
-    """
-    limit = cache.max_size - 1 if held.kind_of(cache) == "rotating" else call.key_len
-    unused = call.key_len - tokens - max(min(count, limit) for count in before)
-    shown = call.shown
-    if shown is None or shown.shape[-1] != call.key_len:
-        return call
-    if held.kind_of(cache) == "rotating" and tokens == 1:
-        shown = np.roll(shown, -cache._idx, axis=-1)
-        call = replace(call, shown=shown)
-    if unused <= 0 or call.mask_shape is None or shown[..., :unused].any():
-        return call
-    keys, values = call.key_len - unused, call.value_len - unused
-    shape = (*call.mask_shape[:-1], keys)
-    return replace(call, key_len=keys, value_len=values, mask_shape=shape, shown=shown[..., unused:])
 
 
 def _words(failure: Exception) -> str:

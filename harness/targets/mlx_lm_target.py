@@ -13,6 +13,7 @@ from harness.oracle import Expected, History
 from harness.rules import CacheRule
 from harness.target import Capability, ImageFormat, Session, TargetIdentity
 from harness.targets import mlx_lm_caches as held
+from harness.targets import mlx_lm_quantised as quantised
 from harness.targets import mlx_lm_release as release
 from harness.targets.mlx_lm_catalogue import Family
 from harness.targets.mlx_lm_checkpoints import Checkpoint, load
@@ -26,7 +27,7 @@ KIND = "mlx_lm"
 OWN, LIVE_WINDOW, BOUNDED = "", "live-window", "max-kv-size="
 """Whose caches: what stands behind the @ of a name; a number of keys behind the last."""
 
-_NEVER = frozenset({Capability.IMAGES, Capability.WITNESS, Capability.QUANTISE})
+_NEVER = frozenset({Capability.IMAGES, Capability.WITNESS, Capability.INT8})
 _OURS_ALONE = frozenset(
     {
         Capability.FRONT_TRIM,
@@ -107,6 +108,11 @@ class MlxLmTarget:
         """Does the model say itself which caches it wants?"""
         return hasattr(self._model, "make_cache")
 
+    @property
+    def trims_itself(self) -> bool:
+        """Do its caches drop their fronts by themselves, and say where they begin?"""
+        return any(held.kind_of(cache) == "chunked" for cache in self.fresh_caches)
+
     @functools.cached_property
     def _with_keys(self) -> tuple[int, ...]:
         """Which of them have keys."""
@@ -135,11 +141,12 @@ class MlxLmTarget:
         kinds = {held.kind_of(cache) for _, cache in self._leaves}
         if not self.ours:
             lacks |= _OURS_ALONE
-            if not release.batches(self._library.make_prompt_cache(self._model)):
-                lacks |= {Capability.BATCH}
-            if "state" in kinds:
-                lacks |= {Capability.ROLLBACK}
+            if self.quantises or not release.batches(self._library.make_prompt_cache(self._model)):
+                lacks |= {Capability.BATCH}  # the library merges no quantised caches
+            if not self.quantises:
+                lacks |= {Capability.QUANTISE}
         else:
+            lacks |= {Capability.QUANTISE}
             if "state" in kinds:  # nothing trims a state, so what it still knows of trimmed tokens no oracle can say
                 lacks |= {Capability.ROLLBACK, Capability.SAVE_LOAD, Capability.BATCH, Capability.CACHE_FREE}
             if len(self._calls) != len(self._read):
@@ -147,6 +154,15 @@ class MlxLmTarget:
         if not self._first_forward[1]:
             lacks.add(Capability.POSITIONS)
         return frozenset(Capability) - lacks
+
+    @functools.cached_property
+    def quantises(self) -> bool:
+        """Are its caches the library's, dense, and their rows whole groups? Rotating ones refuse, and those in a
+        CacheList are passed over."""
+        if self.caches != OWN or any(type(cache).__name__ != "KVCache" for _, cache in self._leaves):
+            return False
+        make = functools.partial(self._library.make_prompt_cache, self._model)
+        return len(self._calls) == len(self._leaves) and quantised.fit(self._model, make)
 
     @functools.cached_property
     def _first_forward(self) -> tuple[int, int]:
@@ -176,15 +192,18 @@ class MlxLmTarget:
     def rules(self) -> tuple[CacheRule | None, ...]:
         if self.ours:
             return (None,) * len(self._calls)
-        return tuple(held.rule_of(self._leaves[at][1]) for _, at in self._calls)
+        rules = [held.rule_of(self._leaves[at][1]) for _, at in self._calls]
+        if self.has_states:
+            rules = [dataclasses.replace(rule or CacheRule(), states=True) for rule in rules]
+        return tuple(rules)
 
     @property
     def row_storage(self) -> str:
         return "rows"
 
     @property
-    def row_widths(self) -> tuple[tuple[int, int], ...]:  # asked with QUANTISE only, which is in _NEVER
-        raise NotImplementedError("caches of mlx-lm are not quantised in mid-program here")
+    def row_widths(self) -> tuple[tuple[int, int], ...]:
+        return tuple(quantised.widths(self._model, lambda: self._library.make_prompt_cache(self._model)))
 
     def open(self, owners: tuple[Owner, ...]) -> Session:
         leaves = [at for _, at in self._calls]
@@ -206,7 +225,7 @@ class MlxLmTarget:
     def renew(self) -> None:
         build.cache_clear()
         load.cache_clear()
-        for name in ("_leaves", "_first_forward"):
+        for name in ("_leaves", "_first_forward", "quantises"):
             self.__dict__.pop(name, None)
 
     def counterpart(self) -> MlxLmTarget | None:
@@ -219,16 +238,20 @@ class MlxLmTarget:
 
     def cache_free(self, history: History) -> Expected:
         """The model without a cache where it alone hides keys, else with the oracle's masks in the place of caches."""
-        if self.caches == OWN:
-            return cache_free(history, lambda tokens, _, __: self._model(tokens, cache=None))
-        return cache_free(history, self._with_masks)
+        return cache_free(history, self._alone if self.caches == OWN else self._with_masks)
 
-    def _with_masks(self, tokens: mx.array, shown: Any, offset: int) -> mx.array:
+    def _alone(self, tokens: mx.array, shown: Any, offset: int, storage: str) -> mx.array:
+        if storage != "rows":
+            return self._with_masks(tokens, shown, offset, storage)
+        out: mx.array = self._model(tokens, cache=None)
+        return out
+
+    def _with_masks(self, tokens: mx.array, shown: Any, offset: int, storage: str) -> mx.array:
         if self.max_kv_size is not None:  # the caches of all layers are alike
             rule = held.rule_of(self.fresh_caches[self._with_keys[0]])
             given = {at: GivenMask(lambda window: shown(window, rule), offset, None) for at in self._with_keys}
         else:
-            given = {at: GivenMask(shown, offset, self.window_of(at)) for at in self._with_keys}
+            given = {at: GivenMask(shown, offset, self.window_of(at), storage) for at in self._with_keys}
         out: mx.array = self._model(tokens, cache=self._shaped(given))
         return out
 

@@ -43,6 +43,7 @@ LACKS = frozenset(
         Capability.BYTES,
         Capability.SAVE_LOAD,
         Capability.QUANTISE,
+        Capability.INT8,
         Capability.WITNESS,
     }
 )

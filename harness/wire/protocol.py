@@ -28,7 +28,7 @@ VERSION = 1
 Policy = Literal["live", "offset"]
 
 #: Images and witnesses of the harness stay in its process; quantising in mid-program is not asked over the wire.
-_NOT_OVER_THE_WIRE = (Capability.IMAGES, Capability.WITNESS, Capability.QUANTISE)
+_NOT_OVER_THE_WIRE = (Capability.IMAGES, Capability.WITNESS, Capability.QUANTISE, Capability.INT8)
 #: What a worker may say that it can, by its name on the wire.
 CAPABILITIES = {each.name.lower(): each for each in Capability if each not in _NOT_OVER_THE_WIRE}
 

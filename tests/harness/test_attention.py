@@ -46,6 +46,7 @@ def test_a_query_that_sees_nothing_is_no_number() -> None:
     given = values()
     hidden = AttentionValues(given.queries, given.keys, given.values, given.out, 1.0, np.full((1, 1, 3, 5), -np.inf))
     assert np.isnan(attend(hidden)).all()
+    assert np.isnan(attend(values(keys=0))).all()  # an engine that lost all keys: mlx-lm 0.31.3 did
 
 
 @pytest.mark.parametrize("program", [RICH, UNTOUCHED])

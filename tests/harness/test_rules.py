@@ -16,7 +16,7 @@ from harness.oracle import of_layer, visible_set
 from harness.recording import record
 from harness.rules import CacheRule
 from harness.targets.reference import ReferenceTarget, targets
-from reference_models.engine import RotatingKVCache
+from reference_models.engine import CannotTrim, RotatingKVCache
 
 RING, SINKS, PIECES = CacheRule(window=4), CacheRule(window=5, sinks=2), CacheRule(chunk=3)
 
@@ -39,7 +39,7 @@ def test_what_a_token_sees_of_all_before_it(rule: CacheRule, query: int, seen: l
 @given(
     st.one_of(
         st.builds(CacheRule, st.integers(4, 9), st.integers(0, 3)),
-        st.builds(lambda n: CacheRule(chunk=n), st.integers(1, 6)),
+        st.builds(lambda n, keeps: CacheRule(chunk=n, keeps=n if keeps else None), st.integers(1, 6), st.booleans()),
     ),
     st.lists(st.integers(1, 9), min_size=1, max_size=6),
 )
@@ -79,6 +79,28 @@ def test_a_rollback_is_refused_where_its_next_token_would_miss_a_key() -> None:
     assert (sequence.remove(Rollback(100)), sequence.refused) == (7, False)  # nothing left to miss
 
 
+def test_beside_states_nothing_goes_back_and_nothing_is_forgotten() -> None:
+    rule = CacheRule(states=True)
+    sequence = PoolLedger(("pool",), (rule,)).sequences[0]
+    sequence.append(5)
+    assert list(of_layer(sequence.append(2), rule).held) == list(range(5)) and not rule.forgets
+    assert (sequence.remove(Rollback(1)), sequence.refused, sequence.offset) == (0, True, 7)
+    assert (sequence.remove(Rollback(0)), sequence.refused) == (0, False)
+    assert not sequence.state().forgotten and RING.forgets and PIECES.forgets
+
+
+def test_a_cache_may_keep_more_than_it_shows_and_goes_back_over_that() -> None:
+    rule = CacheRule(chunk=3, keeps=3)
+    sequence = PoolLedger(("pool",), (rule, None)).sequences[0]
+    sequence.append(5)
+    assert list(of_layer(sequence.append(2), rule).held) == [3, 4]  # what a token sees is the business of chunks
+    assert sequence.kept[rule] == [2, 3, 4, 5, 6]
+    assert (sequence.remove(Rollback(2)), sequence.refused) == (2, False)  # 5 needs 3 and 4
+    assert (sequence.remove(Rollback(3)), sequence.refused) == (0, True)  # 2 would need 0 and 1
+    assert (sequence.remove(Rollback(5)), sequence.refused) == (0, True)  # 0 needs nothing, but only 3 keys are there
+    assert (sequence.offset, sequence.kept[rule]) == (5, [2, 3, 4])
+
+
 def test_sinks_and_positions_do_not_go_together() -> None:
     for rule, operation in ((SINKS, TrimFront(2)), (RING, TrimFront(2, 1)), (RING, EnforceMaxKvSize(2, "sinks"))):
         pool = PoolLedger(("pool",), (rule,))
@@ -111,6 +133,22 @@ def test_a_cache_that_should_refuse_and_does_not_is_found(monkeypatch: pytest.Mo
     monkeypatch.setattr(RotatingKVCache, "check_rollback", lambda self, n: None)
     with pytest.raises(FindingError, match="it was not refused, although a cache no longer has what would be needed"):
         judge_program(ring(), Program((Prefill(9), Decode(2), Rollback(2))), properties.ALL)
+
+
+def test_nothing_is_judged_behind_a_refusal_that_did_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caches hold other keys than the ledger then, and every property would say so, each in its words."""
+    program = Program((Prefill(9), Decode(2), Rollback(2), Chunk(3)))
+    assert not execute(ring(), program).stopped
+    others = [prop for prop in properties.ALL if prop.id != "trim_reports_what_it_removed"]
+    for wrong, steps in ((lambda self, n: None, 5), (_refuses, 2)):
+        monkeypatch.setattr(RotatingKVCache, "check_rollback", wrong)
+        run = judge_program(ring(), Program((Prefill(3), Rollback(1), Chunk(9), *program.operations[1:])), others).run
+        assert run.stopped and run.steps[-1].parted and run.steps[-1].error is None
+        assert len(run.steps) == steps
+
+
+def _refuses(self: RotatingKVCache, n: int) -> None:
+    raise CannotTrim("it does not want to")
 
 
 def test_nothing_is_refused_without_a_rule() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,6 +42,19 @@ class _OfOld:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(library(), name)
+
+
+def test_whether_speculation_asks_is_seen_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
+    generation = importlib.import_module("mlx_lm.generate")
+    asks = mlx_lm_release.asks_to_rewind.__wrapped__
+    assert asks() is True
+
+    def unasked(prompt: Any, model: Any, draft_model: Any, *, prompt_cache: Any) -> Any:
+        draft_model(prompt)
+        yield
+
+    monkeypatch.setattr(generation, "speculative_generate_step", unasked)
+    assert asks() is False
 
 
 def test_what_it_cannot_do_is_seen_by_trying() -> None:

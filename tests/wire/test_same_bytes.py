@@ -109,7 +109,11 @@ def test_what_the_worker_says_it_is() -> None:
     subject = resolve(f"wire:{sys.executable} -m harness.wire.worker reference:qwen2_vl", Asked())
     there = subject.targets[0]
     missing = here.capabilities - there.capabilities
-    assert {each.name for each in missing} == {"WITNESS", "QUANTISE"} and there.capabilities <= here.capabilities
+    assert {each.name for each in missing} == {
+        "WITNESS",
+        "QUANTISE",
+        "INT8",
+    } and there.capabilities <= here.capabilities
     for name in ("vocab_size", "attention_layers", "windows", "rules", "row_storage"):
         assert getattr(here, name) == getattr(there, name)
     other = there.counterpart()
