@@ -123,12 +123,15 @@ def checkpoints_table(records: Sequence[Mapping[str, Any]], pages: Sequence[str]
             record["checkpoint"]["name"],
             record["checkpoint"]["family"],
             record["verdict"],
-            f"P={record['plan']['max_kv_size']} C={record['plan']['prefill_chunk_size']} N={record['plan']['tokens']}",
+            "P={max_kv_size} C={prefill_chunk_size} N={tokens} K={decode}".format_map(record["plan"]),
+            f"{record['dtype']} on {record['device']}, seed {record['seed']}",
+            ", ".join(f"{side} {policy}" for side, policy in record["sides"].items() if side != "control"),
             page,
         )
         for record, page in zip(records, pages, strict=True)
     ]
-    return table(("checkpoint", "family", "verdict", "as a server with", "report"), rows)
+    headers = ("checkpoint", "family", "verdict", "as a server with", "computed in", "mask policies", "report")
+    return table(headers, rows)
 
 
 def index_markdown(records: Sequence[Mapping[str, Any]], pages: Sequence[str], history: Sequence[Entry]) -> str:

@@ -36,6 +36,8 @@ WATCHED = (CONTROL, "mask_shows_exactly_the_visible_set", "every_operation_compl
 SILENCE = 10.0  # seconds after which a program says how far it is
 KINDS = ("json", "md", "html")
 """Of the files of a report."""
+_UNTOLD = (("after", "live"), ("control", "offset"))
+"""Sides that are not in its name: every validation has them unless it says otherwise."""
 PASSES = 3  # of a program: itself, again, and its untrimmed part under the other policy
 PASSES_COMPARED = 7  # and without rejected drafts, in one forward, without a cache, in float64 (which counts twice)
 
@@ -57,9 +59,17 @@ class Validation:
 
     @property
     def stem(self) -> Path:
-        """Of its files, without a suffix."""
+        """Of its files, without a suffix: another for every checkpoint and everything that decides the result, so that
+        no validation takes the report of another one's place."""
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", self.checkpoint.name)[-80:].strip("-.") or "checkpoint"
-        return self.out / "checkpoints" / f"{name}-{self.digests.digest[:8]}"
+        asked = self.plan.asked
+        parts = [name, self.digests.digest[:8], f"P{asked.max_kv_size}", f"C{asked.prefill_chunk_size}"]
+        parts += [f"N{asked.tokens}", f"K{asked.decode}"]
+        parts += [f"{side}-{policy}" for side, policy in self.sides.items() if (side, policy) not in _UNTOLD]
+        parts += [self.dtype] if self.dtype else []
+        parts += [f"seed{asked.seed}"] if asked.seed else []
+        parts += [kind] if (kind := loaded.device_kind()) != "cpu" else []
+        return self.out / "checkpoints" / "-".join(parts)
 
     def file(self, suffix: str) -> Path:
         return self.stem.with_name(f"{self.stem.name}.{suffix}")
