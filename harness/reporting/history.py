@@ -124,14 +124,18 @@ def checkpoints_table(records: Sequence[Mapping[str, Any]], pages: Sequence[str]
             record["checkpoint"]["family"],
             record["verdict"],
             "P={max_kv_size} C={prefill_chunk_size} N={tokens} K={decode}".format_map(record["plan"]),
-            f"{record['dtype']} on {record['device']}, seed {record['seed']}",
+            f"{_engine(record)}, {record['dtype']} on {record['device']}, seed {record['seed']}",
             ", ".join(f"{side} {policy}" for side, policy in record["sides"].items() if side != "control"),
             page,
         )
         for record, page in zip(records, pages, strict=True)
     ]
-    headers = ("checkpoint", "family", "verdict", "as a server with", "computed in", "mask policies", "report")
+    headers = ("checkpoint", "family", "verdict", "as a server with", "run by", "mask policies", "report")
     return table(headers, rows)
+
+
+def _engine(record: Mapping[str, Any]) -> str:
+    return str(record["engine"]["name"]) if "engine" in record else "reference"
 
 
 def index_markdown(records: Sequence[Mapping[str, Any]], pages: Sequence[str], history: Sequence[Entry]) -> str:

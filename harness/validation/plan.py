@@ -29,6 +29,8 @@ from harness.operations import (
 )
 from harness.seeds import derive_seed
 
+BOUNDED = "bounded"
+"""The name of the program that a server runs; without it there is nothing to validate."""
 GROWTH = 256  # slots by which a cache may be larger than what it holds: less than that need not be given back
 
 
@@ -259,7 +261,7 @@ def _bounded(asked: Asked) -> Planned:
     operations = [step for forward in _prompt(asked) for step in (forward, enforce)]
     operations += [step for _ in range(asked.decode) for step in (enforce, Decode(1))]
     operations += [enforce, Chunk(asked.prefill_chunk_size), enforce]
-    return Planned("bounded", "the prompt under the bound, decodes, one more chunk", Program(tuple(operations)))
+    return Planned(BOUNDED, "the prompt under the bound, decodes, one more chunk", Program(tuple(operations)))
 
 
 def _sinks_and_rollback(asked: Asked) -> Planned:
