@@ -118,7 +118,8 @@ class Configuration(Verified):
         import properties
         from harness.campaign import run_campaign
         from harness.findings import Verdict
-        from harness.runner import check, write_findings
+        from harness.progress import check
+        from harness.runner import write_findings
 
         profile, seed = self.run.profile, self.run.seed
         result = run_campaign(
@@ -151,7 +152,8 @@ class Control(Verified):
     def runtest(self) -> None:
         import properties
         from harness.campaign import run_campaign
-        from harness.runner import CONTROL, check
+        from harness.progress import check
+        from harness.runner import CONTROL
 
         judges: Any = [properties.BY_ID[CONTROL]]
         found = run_campaign(

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,15 @@ def append(file: Path, entries: Iterable[Entry]) -> None:
         opened.write(lines.encode())
         opened.flush()
         os.fsync(opened.fileno())
+
+
+def add_new(file: Path, records: Iterable[Mapping[str, Any]]) -> list[Entry]:
+    """Add a line for each of these records of which there is none yet, whenever it was written: once more changes
+    nothing. Raises as ``read``; returns all entries."""
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    known = {_line({**one, "at": ""}) for one in read(file)}
+    append(file, [one for record in records if _line({**(one := entry(record, at)), "at": ""}) not in known])
+    return read(file)
 
 
 def merge(file: Path, others: Iterable[Path]) -> list[Entry]:
