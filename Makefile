@@ -15,7 +15,7 @@ MARK := .kv-harness
 INSTALLED := .installed-$(shell pwd -P | cksum | cut -d' ' -f1)
 STAMP := $(VENV)/$(INSTALLED)
 PEERS_STAMP := $(PEERS_VENV)/$(INSTALLED)
-GENERATED := reports/families reports/checkpoints reports/targets reports/faults reports/index.md reports/index.html
+GENERATED := reports/families reports/shards reports/checkpoints reports/targets reports/faults reports/index.md reports/index.html
 
 .PHONY: run test published-sizes lint format parity bench load faults museum no-false-alarm seeds publish-reports constraints clean
 

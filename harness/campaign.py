@@ -111,6 +111,7 @@ def run_campaign(
     first_only: bool = False,
     also: Listener | None = None,
     shares: Sequence[int] | None = None,
+    numbers: Sequence[int] | None = None,
     attempts: int = ATTEMPTS,
 ) -> CampaignResult:
     """Run ``profile.programs`` drawn programs, on every target its share; ``also`` is told of each that ended.
@@ -119,9 +120,9 @@ def run_campaign(
     out.  After a finding its property is muted and the target gets another search, so that every property gets a
     verdict of its own however many bugs there are.  While nothing is found, a target on which some property met no
     decisive step gets a few more (``profile.patience``) before that counts as VACUOUS.  ``first_only`` stops at the
-    first finding (a control needs no more).  ``shares``: programs on each target, where these are not all that a run
-    would judge.  ``attempts``: smaller programs that are tried for
-    each finding.  Ctrl-C ends the campaign and keeps what was measured (``partial``).
+    first finding (a control needs no more).  ``shares``: programs on each target, and ``numbers`` of the targets, by
+    which programs are drawn: where these are not all that a run would judge.  ``attempts``: smaller programs that are
+    tried for each finding.  Ctrl-C ends the campaign and keeps what was measured (``partial``).
     """
     if not targets:
         raise ValueError(f"the campaign {name!r} has no target to run on")
@@ -131,7 +132,9 @@ def run_campaign(
     if shares is None:
         shares = shares_of(targets, profile)
     muted: set[str] = set()
-    for number, (target, programs) in enumerate(zip(targets, shares, strict=True)):
+    if numbers is None:
+        numbers = range(len(targets))
+    for number, target, programs in zip(numbers, targets, shares, strict=True):
         share = dataclasses.replace(profile, programs=programs)
         patience = profile.patience
         search = 0

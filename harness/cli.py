@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import os
-import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import NoReturn
 
 # A compiled function hides its calls from the probe, and compiling on the CPU costs seconds; before MLX is imported.
 os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
@@ -30,20 +28,16 @@ from harness.commands import (
     doctor,
     explain,
     faults,
-    jobs_option,
     limit_option,
     live_safety,
     museum,
-    out_option,
+    reference_targets,
     report,
+    run,
     validate,
     wire,
 )
-from harness.profiles import PROFILES
 from harness.terminal import INTERRUPTS, Output
-
-if TYPE_CHECKING:
-    from harness.runner import Run
 
 CLEAN, FINDINGS, UNUSABLE = 0, 1, 2
 
@@ -53,53 +47,13 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
-MOST_PROGRAMS = 10**8
-"""Of ``run --programs``: more than a year of programs."""
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The argument parser of ``kv-harness``."""
     parser = _Parser(prog="kv-harness", description="Finds bugs in the KV cache and the attention masks of MLX models.")
     parser.add_argument("--version", action="version", version=f"kv-harness {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    run = commands.add_parser("run", help="draw programs, judge every property, write a report per family")
-    run.add_argument("--families", metavar="A,B", help="comma-separated; default: all")
-    run.add_argument(
-        "--target",
-        action="append",
-        metavar="NAME,NAME",
-        help="instead of families: reference:FAMILY[+images][:VARIANT[:STORAGE]], mlx_lm:TYPE, mlx_vlm:TYPE[+images], "
-        "wire:COMMAND; may be repeated",
-    )
-    run.add_argument(
-        "--path",
-        choices=("all", "text", "images"),
-        default="all",
-        help="what prompts hold; each path has a report of its own (default: all that a family has)",
-    )
-    run.add_argument("--profile", choices=list(PROFILES), default="quick", help="budget (default: quick)")
-    run.add_argument(
-        "--programs",
-        type=int,
-        metavar="N",
-        help="programs in all, shared evenly; each configuration gets a few, however small N is",
-    )
-    run.add_argument("--seed", type=int, metavar="N", help="default: 0; nightly: a new one every time")
-    run.add_argument("--policy", choices=("live", "offset"), default="live", help="where masks take their width from")
-    out_option(run)
-    run.add_argument(
-        "--strict",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="a property without a decisive step fails the run (default, but of smoke, which is too small)",
-    )
-    run.add_argument("--history", action="store_true", help="add a line for every report to DIR/history.jsonl")
-    jobs_option(run)
-    limit_option(run)
-    _device_option(run)
-    run.set_defaults(act=_run)
-
+    run.register(commands, _device_option)
     replay = commands.add_parser("replay", help="run the program of a trace file again: FIXED, FAILED or ERROR")
     replay.add_argument("file", type=Path)
     replay.add_argument(
@@ -160,79 +114,13 @@ def _unusable(message: str) -> int:
     return UNUSABLE
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    from harness.runner import Run, run_families
-    from harness.targets.naming import TargetError
-
-    reference = _reference(arguments.device)
-    profile = PROFILES[arguments.profile]
-    seed = arguments.seed
-    if seed is None:
-        seed = secrets.randbelow(2**32) if profile.remember else 0
-    if not 0 <= seed < 2**32:
-        raise UsageError(f"argument --seed: must lie in [0, 2**32), got {seed}")
-    base = Run("", "text", profile, seed, arguments.policy, arguments.out, arguments.device, limit=arguments.limit)
-    runs = _of_families(arguments, base, reference) if arguments.target is None else _of_targets(arguments, base)
-    if arguments.programs is not None:
-        if not 1 <= arguments.programs <= MOST_PROGRAMS:
-            raise UsageError(f"argument --programs: must lie in [1, {MOST_PROGRAMS}], got {arguments.programs}")
-        profile = dataclasses.replace(profile, programs=-(-arguments.programs // len(runs)), asked=True)
-        runs = [dataclasses.replace(run, profile=profile) for run in runs]
-    try:
-        strict = profile.name != "smoke" if arguments.strict is None else arguments.strict
-        return run_families(runs, strict=strict, jobs=arguments.jobs, history=arguments.history)
-    except TargetError as error:
-        raise UsageError(str(error)) from error
-    except OSError as error:
-        where = error.filename or arguments.out
-        raise UsageError(f"cannot write reports: {where}: {error.strerror or error}") from error
-
-
-def _of_families(arguments: argparse.Namespace, base: Run, reference: Any) -> list[Run]:
-    names = reference.FAMILIES
-    if arguments.families is not None:
-        names = tuple(dict.fromkeys(name.strip() for name in arguments.families.split(",") if name.strip()))
-        if not names:
-            raise UsageError("argument --families: names no family")
-    try:
-        found = [(name, path) for name in names for path in reference.paths(name) if arguments.path in ("all", path)]
-    except reference.UnknownFamily as error:
-        raise UsageError(str(error)) from error
-    if not found:
-        raise UsageError(f"argument --path: no {arguments.path} for {', '.join(names)}: no model with a vision tower")
-    return [dataclasses.replace(base, family=family, path=path) for family, path in found]
-
-
-def _of_targets(arguments: argparse.Namespace, base: Run) -> list[Run]:
-    """Each target is opened once: what cannot be used is refused before anything runs."""
-    from harness.runner import subject_of
-    from harness.targets.naming import TargetError, split_names
-
-    if arguments.families is not None or arguments.path != "all":
-        raise UsageError("argument --target: names all that is run; leave --families and --path out")
-    names = dict.fromkeys(name for given in arguments.target for name in split_names(given))
-    if not names:
-        raise UsageError("argument --target: names no target")
-    runs: list[Run] = []
-    for name in names:
-        run = dataclasses.replace(base, target=name)
-        try:
-            with contextlib.closing(subject_of(run)) as subject:
-                stem, number = subject.file_name, 1 + sum(run.stem.startswith(subject.file_name) for run in runs)
-                stem += f"-{number}" if number > 1 else ""
-                runs.append(dataclasses.replace(run, family=subject.family, path=subject.path, stem=stem))
-        except TargetError as error:
-            raise UsageError(f"argument --target: {error}") from error
-    return runs
-
-
 def _replay(arguments: argparse.Namespace) -> int:
     from harness.replay import Outcome, replay
     from harness.targets import naming
     from harness.trace import TraceError, read_trace
     from harness.validation.judged import judgeable
 
-    reference = _reference(arguments.device)
+    reference = reference_targets(arguments.device)
     try:
         trace = read_trace(arguments.file)
         asked = naming.Asked(limit=arguments.limit, run_command=arguments.run_command)
@@ -250,7 +138,7 @@ def _replay(arguments: argparse.Namespace) -> int:
 def _families(_: argparse.Namespace) -> int:
     from tabulate import tabulate
 
-    reference = _reference()
+    reference = reference_targets()
     rows = []
     for family in reference.FAMILIES:
         targets = reference.targets(family)
@@ -272,20 +160,6 @@ def _properties(_: argparse.Namespace) -> int:
         print(textwrap.fill(prop.sentence, 110, initial_indent="    ", subsequent_indent="    "))
         print(textwrap.fill(f"decisive: {prop.decisive_when}", 110, initial_indent="    ", subsequent_indent="    "))
     return CLEAN
-
-
-def _reference(device: str | None = None) -> Any:
-    """The reference target, on ``device`` if one is named; MLX is only loaded when a command needs it."""
-    try:
-        from harness.targets import reference
-    except ImportError as error:
-        raise UsageError(f"MLX cannot be loaded ({error}); on Linux install 'mlx[cpu]', on macOS 'mlx'") from error
-    if device is not None:
-        try:
-            reference.use_device(device)
-        except reference.TargetError as error:
-            raise UsageError(f"argument --device: {error}") from error
-    return reference
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ from harness.campaign import CampaignResult, run_campaign, shares_of
 from harness.faults import ALL_FAULTS, IMAGE_FAULTS, Fault
 from harness.judging import Property
 from harness.profiles import Profile
+from harness.progress import check
 from harness.reduction import ATTEMPTS
-from harness.runner import check, family_targets, report_name
+from harness.runner import family_targets, report_name
 from harness.seeds import derive_seed
 from harness.target import Path
 from harness.targets import reference

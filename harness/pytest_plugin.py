@@ -1,6 +1,7 @@
 """``pytest --kv-target mlx_lm:qwen3``: every configuration of a target is a test, and so is the planted bug.
 
-Without the option nothing is imported, collected or changed. Every process of ``pytest -n`` collects the same tests and
+Their names, ``kv-harness::mlx_lm:qwen3[tiny-rows]``, can be given back to pytest, with the option or without it.
+Without either nothing is imported, collected or changed. Every process of ``pytest -n`` collects the same tests and
 runs its part of them; each gets the programs that a run of the whole target would give it.
 """
 
@@ -14,7 +15,11 @@ from typing import Any
 import pytest
 
 PROFILES = ("smoke", "quick", "ci", "nightly")
+_ROOT = "kv-harness"  # what stands in the place of a file in the names of the tests
 _TOLD = "kv_harness"  # the user property that carries verdicts from process to process, and into JUnit
+
+
+_CHOSEN = pytest.StashKey[list[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,16 +40,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """The marker, and what must be set before MLX is imported."""
     config.addinivalue_line("markers", "kv_harness: a configuration that --kv-target names, verified by mlx-kv-harness")
-    if config.getoption("--kv-target"):
+    if config.getoption("--kv-target") or any(map(_is_ours, config.args)):
         os.environ.setdefault("MLX_DISABLE_COMPILE", "1")  # a compiled function hides its calls from the probe
         os.environ.setdefault("MLX_ENABLE_TF32", "0")
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
+def _is_ours(argument: str) -> bool:
+    return argument.startswith(f"{_ROOT}::")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Keep the names of our tests from pytest, which would look for files. The process that only hands tests out to
+    others (``-n``) hands the names on, and collects nothing."""
+    config = session.config
+    if hasattr(config, "workerinput") or not config.pluginmanager.hasplugin("dsession"):
+        config.stash[_CHOSEN] = [argument for argument in config.args if _is_ours(argument)]
+        config.args[:] = [argument for argument in config.args if not _is_ours(argument)]
+
+
 @pytest.hookimpl(tryfirst=True)  # before -k and -m choose
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Add a test for every configuration of every target."""
+    """Add a test for every configuration of every target, or those of them that are named."""
+    chosen = config.stash[_CHOSEN]
     given: list[str] = config.getoption("--kv-target")
+    given = given + [name.removeprefix(f"{_ROOT}::").rpartition("[")[0] for name in chosen]
     if not given:
         return
     from harness.targets.naming import split_names
@@ -54,11 +75,30 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     names = dict.fromkeys(name for each in given for name in split_names(each))
     if not names or not all(map(str.strip, given)):
         raise pytest.UsageError("--kv-target: names no target")
-    for name in names:
-        items.extend(_items(session, config, name))
+    targets: Targets = Targets.from_parent(session, name=_ROOT, nodeid=_ROOT)
+    targets.tests = [test for name in names for test in _items(targets, config, name)]
+    if chosen:
+        known = {test.nodeid for test in targets.tests}
+        if unknown := [name for name in chosen if name not in known]:
+            raise pytest.UsageError(f"not found: {unknown[0]} (there are {', '.join(sorted(known))})")
+        targets.tests = [test for test in targets.tests if test.nodeid in chosen]
+    # As for any other collector: whoever counts or lists what is collected hears of it.
+    session.ihook.pytest_collectstart(collector=targets)
+    report = session.ihook.pytest_make_collect_report(collector=targets)
+    session.ihook.pytest_collectreport(report=report)
+    items.extend(targets.tests)
 
 
-def _items(session: pytest.Session, config: pytest.Config, name: str) -> Iterator[pytest.Item]:
+class Targets(pytest.Collector):
+    """All tests of targets, in the place of a file."""
+
+    tests: list[pytest.Item]
+
+    def collect(self) -> list[pytest.Item]:
+        return self.tests
+
+
+def _items(targets: Targets, config: pytest.Config, name: str) -> Iterator[pytest.Item]:
     from harness.campaign import shares_of
     from harness.profiles import PROFILES as BUDGETS
     from harness.runner import Run, subject_of
@@ -70,12 +110,12 @@ def _items(session: pytest.Session, config: pytest.Config, name: str) -> Iterato
         subject = subject_of(run)
     except TargetError as error:
         raise pytest.UsageError(f"--kv-target {name}: {' '.join(str(error).split())}") from error
-    session.config.add_cleanup(subject.close)
+    config.add_cleanup(subject.close)
     shares = shares_of(subject.targets, profile)
     for target, share in zip(subject.targets, shares, strict=True):
         identity = target.identity
         yield Configuration.from_parent(
-            session,
+            targets,
             name=f"{name}[{identity.variant}-{identity.storage}]",
             verified=name,
             run=run,
@@ -84,7 +124,7 @@ def _items(session: pytest.Session, config: pytest.Config, name: str) -> Iterato
         )
     others = [target.counterpart() for target in subject.targets]
     if all(other is not None for other in others):
-        yield Control.from_parent(session, name=f"{name}[planted bug]", verified=name, run=run, targets=others)
+        yield Control.from_parent(targets, name=f"{name}[planted bug]", verified=name, run=run, targets=others)
 
 
 class Verified(pytest.Item):
@@ -118,7 +158,8 @@ class Configuration(Verified):
         import properties
         from harness.campaign import run_campaign
         from harness.findings import Verdict
-        from harness.runner import check, write_findings
+        from harness.progress import check
+        from harness.runner import write_findings
 
         profile, seed = self.run.profile, self.run.seed
         result = run_campaign(
@@ -151,7 +192,8 @@ class Control(Verified):
     def runtest(self) -> None:
         import properties
         from harness.campaign import run_campaign
-        from harness.runner import CONTROL, check
+        from harness.progress import check
+        from harness.runner import CONTROL
 
         judges: Any = [properties.BY_ID[name] for name in CONTROL]
         found = run_campaign(

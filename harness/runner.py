@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import properties
 from harness.campaign import CampaignResult, FoundBug, run_campaign, shares_of
@@ -21,6 +17,7 @@ from harness.execution import execute
 from harness.faults import OFFSET_MASK_WITH_IMAGES
 from harness.findings import Verdict
 from harness.profiles import Profile
+from harness.progress import check, progress
 from harness.recording import record
 from harness.reporting import (
     check_writable,
@@ -33,14 +30,14 @@ from harness.reporting import (
     write_pages,
 )
 from harness.reporting import history as past
+from harness.reporting.shards import SHARDS, Shard
 from harness.target import Path as TargetPath
 from harness.target import Target
 from harness.targets import naming, reference
 from harness.terminal import INTERRUPTS
-from harness.workers import Died, in_a_process, in_processes, orphaned
+from harness.workers import Died, in_processes
 
 DATABASE = Path(".hypothesis") / "kv-harness"
-SILENCE = 30.0  # seconds after which a run without a terminal says how far it is
 # Either of which the planted offset mask must break: a model that lays the mask over scores of its own raises in front
 # of attention.
 CONTROL = ("mask_key_axis_equals_live_keys", "every_operation_completes")
@@ -54,7 +51,8 @@ NO_CONTROL = "the target has no other mask policy, so that no bug could be plant
 @dataclass(frozen=True)
 class Run:
     """One (family, path), and everything that decides what is measured of it. ``target``: its name, where it was named
-    by ``--target``; its report then has the name ``stem``, and ``limit`` seconds are what its engine has to answer."""
+    by ``--target``; its report then has the name ``stem``, and ``limit`` seconds are what its engine has to answer.
+    ``shard``: which of its configurations are judged, where not all are."""
 
     family: str
     path: TargetPath
@@ -66,6 +64,7 @@ class Run:
     target: str | None = None
     stem: str = ""
     limit: float = naming.LIMIT
+    shard: Shard | None = None
 
     @property
     def name(self) -> str:
@@ -77,9 +76,9 @@ class Run:
     def report(self) -> Path:
         """Its report, in the folder of reports, without a suffix."""
         other = "" if self.policy == "live" else f"@{self.policy}-mask"  # beside that of the right model, not over it
-        if self.target is not None:
-            return Path("targets") / f"{self.stem}{other}"
-        return Path("families") / f"{report_name(self.family, self.path)}{other}"
+        name = self.stem if self.target is not None else report_name(self.family, self.path)
+        whole = Path("families" if self.target is None else "targets") / f"{name}{other}"
+        return whole if self.shard is None else Path(SHARDS) / whole / self.shard.file_name
 
     @property
     def command(self) -> str:
@@ -92,6 +91,7 @@ class Run:
             f"kv-harness run {which} --profile {self.profile.name} --seed {self.seed} --policy {self.policy}"
             + (f" --programs {self.profile.programs}" if self.profile.asked else "")
             + (f" --device {self.device}" if self.device else "")
+            + (f" --shard {self.shard}" if self.shard else "")
         )
 
 
@@ -110,6 +110,7 @@ def run_families(runs: Sequence[Run], *, strict: bool, jobs: int = 1, history: b
     records: dict[int, dict[str, Any]] = {}
     bad = {Verdict.FAIL, Verdict.INCONCLUSIVE} | ({Verdict.VACUOUS} if strict else set())
     code = 0
+    empty = 0
     for number, data in _one_by_one(runs) if jobs == 1 else in_processes([(measure, (run,)) for run in runs], jobs):
         name = runs[number].name
         if isinstance(data, Died):
@@ -119,6 +120,10 @@ def run_families(runs: Sequence[Run], *, strict: bool, jobs: int = 1, history: b
                 print(f"error: {name}: its process died ({data.how}); run it again with --jobs 1", file=sys.stderr)
                 code = 2
             continue
+        if data is None:
+            empty += 1
+            print(f"{name:<20} {'-':<12} no configuration of it is in shard {runs[number].shard}", flush=True)
+            continue
         records[number] = data
         for found in data["findings"]:
             print(finding_text(found))
@@ -126,7 +131,8 @@ def run_families(runs: Sequence[Run], *, strict: bool, jobs: int = 1, history: b
         code = code or int(data["verdict"] in bad or data["partial"])
         if data["partial"]:
             print(f"interrupted in {name}; its report is marked partial")
-    if missing := [run.name for number, run in enumerate(runs) if number not in records]:
+    missing = [run.name for number, run in enumerate(runs) if number not in records]
+    if len(missing) > empty:
         print(f"not run: {', '.join(missing)}")
         code = code or 1
     print()
@@ -138,26 +144,31 @@ def run_families(runs: Sequence[Run], *, strict: bool, jobs: int = 1, history: b
     return code
 
 
-def _one_by_one(runs: Sequence[Run]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _one_by_one(runs: Sequence[Run]) -> Iterator[tuple[int, dict[str, Any] | None]]:
     for number, run in enumerate(runs):
         yield number, measure(run)
         if INTERRUPTS.requested:
             return
 
 
-def measure(run: Run) -> dict[str, Any]:
-    """Run the campaign and its control, write the report, and return its record."""
+def measure(run: Run) -> dict[str, Any] | None:
+    """Run the campaign and its control, write the report, and return its record; None where nothing of it is in the
+    shard."""
     if run.device is not None:
         reference.use_device(run.device)
     profile = run.profile
     with closing(subject_of(run)) as subject:
-        programs = sum(shares_of(subject.targets, profile))
+        shares = shares_of(subject.targets, profile)
+        mine = configurations_of(run, subject.targets)
+        if not mine:
+            return None
+        programs = sum(shares)
         if profile.asked and programs > profile.programs + len(subject.targets):  # that is more than rounding up
             least = (
                 f"{len(subject.targets)} configurations get {profile.least} each, a kind of caches {profile.of_a_kind}"
             )
             print(f"{run.name}: {programs} programs, not {profile.programs}: {least} at least", file=sys.stderr)
-        with _progress(run.name, programs) as advance:
+        with progress(run.name, sum(shares[number] for number in mine)) as advance:
             result, control = judged(run, subject.targets, advance)
         with INTERRUPTS.deferred():
             return _write(run, subject, result, control)
@@ -180,11 +191,23 @@ def family_targets(
 def judged(
     run: Run, targets: Sequence[Target], advance: Callable[[int], None]
 ) -> tuple[CampaignResult, CampaignResult | None]:
-    """The campaign on these targets, and on the planted bug; None where none can be planted, or after an interrupt."""
+    """The campaign on these targets, as far as they are in the shard, and on the planted bug; None where none can be
+    planted, or after an interrupt. The planted bug is looked for on all of them in every shard: it is found soon."""
     profile, seed = run.profile, run.seed
+    mine, shares = configurations_of(run, targets), shares_of(targets, profile)
     database = DATABASE if profile.remember else None
     name = run.stem or report_name(run.family, run.path)
-    result = run_campaign(name, targets, properties.ALL, profile, seed, database=database, progress=advance)
+    result = run_campaign(
+        name,
+        [targets[number] for number in mine],
+        properties.ALL,
+        profile,
+        seed,
+        database=database,
+        progress=advance,
+        shares=[shares[number] for number in mine],
+        numbers=mine,
+    )
     others = targets if run.path == "images" else [other for each in targets if (other := each.counterpart())]
     if run.policy == "offset" or result.partial or len(others) < len(targets):
         return result, None
@@ -201,6 +224,11 @@ def judged(
     if control.partial:
         result.partial = True
     return result, control
+
+
+def configurations_of(run: Run, targets: Sequence[Target]) -> Sequence[int]:
+    """The numbers of those that the run judges."""
+    return range(len(targets)) if run.shard is None else run.shard.of_these(len(targets))
 
 
 def _write(run: Run, subject: naming.Subject, result: CampaignResult, control: CampaignResult | None) -> dict[str, Any]:
@@ -235,6 +263,7 @@ def record_of(
         command=command,
         replays=replays,
         limits=list(subject.limits),
+        shard=run.shard,
     )
 
 
@@ -269,37 +298,3 @@ def finding_text(found: dict[str, Any]) -> str:
         f"FAIL  {found['property']}   {found['target']}\n      {found['message']}\n"
         f"      program   {found['program']}\n      replay    {found['replay']}"
     )
-
-
-def check() -> None:
-    """KeyboardInterrupt when somebody asked for it, or nobody waits for this process any more."""
-    INTERRUPTS.check()
-    if orphaned():
-        raise KeyboardInterrupt
-
-
-@contextmanager
-def _progress(name: str, programs: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr where that is a terminal, else a line every half minute. Findings lead to further programs, so
-    the total may grow."""
-    if not sys.stderr.isatty() or in_a_process():  # several bars would write over each other
-        said = time.monotonic()
-
-        def say(done: int) -> None:
-            nonlocal said
-            check()
-            if time.monotonic() - said >= SILENCE:
-                said = time.monotonic()
-                print(f"{name}: {done} of {max(programs, done)} programs", file=sys.stderr, flush=True)
-
-        yield say
-        return
-    columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(name, total=programs)
-
-        def advance(done: int) -> None:
-            check()
-            bar.update(task, completed=done, total=max(programs, done))
-
-        yield advance

@@ -26,6 +26,9 @@ class Packing:
     bits: int
     group_size: int
 
+    def __str__(self) -> str:
+        return f"{self.bits} bits, groups of {self.group_size}"
+
     def packed(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the packed weight, uint32."""
         return (*shape[:-1], shape[-1] * self.bits // 32)

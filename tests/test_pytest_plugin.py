@@ -40,11 +40,48 @@ def test_a_right_target_passes_in_several_processes_with_its_planted_bug(tmp_pat
     assert row.split() == ["mask_shows_exactly_the_visible_set", "PASS"]
     cases = ElementTree.parse(tmp_path / "junit.xml").getroot().findall(".//testcase")
     assert {case.get("name") for case in cases} == {f"{RIGHT}[plain-rows]", f"{RIGHT}[planted bug]"}
+    assert {case.get("classname") for case in cases} == {"kv-harness"}
+    (told,) = (case.find("properties/property") for case in cases if case.get("name", "").endswith("[plain-rows]"))
+    assert told is not None and told.get("name") == "kv_harness"
+    assert "'mask_shows_exactly_the_visible_set': 'PASS'" in (told.get("value") or "")
+
+
+@pytest.mark.parametrize("more", [(), ("-n", "2"), ("--kv-target", RIGHT)])
+def test_a_name_can_be_given_back(tmp_path: Path, more: tuple[str, ...]) -> None:
+    """As it is printed; pytest looks for no file of that name, and a test of the project stays out."""
+    name = f"kv-harness::{RIGHT}[planted bug]"
+    done = in_a_project(tmp_path, "--kv-profile", "smoke", "-v", *more, name, tests="def test_theirs(): assert 0\n")
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = f"PASSED {name}" if "-n" in more else f"{name} PASSED"
+    assert "1 passed" in done.stdout and said in done.stdout
+    both = in_a_project(tmp_path, "--kv-profile", "smoke", *more, name, "test_theirs.py")
+    assert both.returncode == 1 and "1 failed, 1 passed" in both.stdout
+
+
+def test_a_name_that_is_none_of_them_is_one_line(tmp_path: Path) -> None:
+    done = in_a_project(tmp_path, "--kv-profile", "smoke", f"kv-harness::{RIGHT}[int9]")
+    (line,) = (line for line in (done.stderr + done.stdout).splitlines() if line.startswith("ERROR"))
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR and f"kv-harness::{RIGHT}[planted bug]" in line
+
+
+def test_what_is_collected_is_counted_and_listed(tmp_path: Path) -> None:
+    done = in_a_project(tmp_path, *smoke(RIGHT, "--collect-only"), tests="def test_theirs(): pass\n")
+    assert done.returncode == 0 and "collected 3 items" in done.stdout
+    assert "<Targets kv-harness>" in done.stdout and f"<Configuration {RIGHT}[plain-rows]>" in done.stdout
+    quiet = in_a_project(tmp_path, *smoke(RIGHT, "--collect-only", "-q"))
+    assert f"kv-harness::{RIGHT}[plain-rows]" in quiet.stdout.splitlines()
+    chosen = in_a_project(tmp_path, *smoke(RIGHT, "-k", "planted"))
+    assert "collected 3 items / 2 deselected / 1 selected" in chosen.stdout
 
 
 def test_a_bug_is_told_with_its_program_and_replays(tmp_path: Path) -> None:
-    done = in_a_project(tmp_path, *smoke(ABORTS, "--kv-out", "o"))
-    assert done.returncode == 1
+    done = in_a_project(tmp_path, *smoke(ABORTS, "--kv-out", "o", "--junitxml", "junit.xml"))
+    assert done.returncode == 1 and "collected 1 item" in done.stdout
+    suite = ElementTree.parse(tmp_path / "junit.xml").getroot().find("testsuite")
+    assert suite is not None and (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("1", "1", "0")
+    failure = suite.find("testcase/failure")
+    assert failure is not None and "FAIL  every_operation_completes" in (failure.text or "")
+    assert "program   " in (failure.text or "") and "kv-harness replay" in (failure.text or "")
     assert "FAIL  every_operation_completes" in done.stdout and "killed by SIGABRT" in done.stdout
     assert "Traceback" not in done.stdout and "harness/campaign.py" not in done.stdout
     (row,) = (line for line in done.stdout.splitlines() if line.startswith("every_operation_completes  "))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from typing import Any
 
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.fingerprint import Fingerprint
-from harness.checkpoints.safetensors import Tensor
+from reference_models.quantised import Packing
 from reference_models.registry import OPTIONS, limits
 
 _SIZES = (
@@ -34,27 +35,39 @@ _NO_PROGRAMS = "programs of cache operations: kv-harness validate runs a few, kv
 
 def parameters(checkpoint: Checkpoint) -> int:
     """Numbers of the model, packed ones counted unpacked, scales and biases of packings not at all."""
-    total = 0
-    text = checkpoint.text | checkpoint.vision
-    for name, tensor in text.items():
-        stem = name.rpartition(".")[0]
-        scales = text.get(f"{stem}.scales")
-        if scales is not None and name != f"{stem}.bias":
-            if name == f"{stem}.weight" and checkpoint.quantisation is not None:
-                total += math.prod(tensor.shape) * 32 // _bits(checkpoint, stem, tensor, scales)
-            continue
-        total += math.prod(tensor.shape)
+    packed, total = _packed(checkpoint), 0
+    for name, tensor in (checkpoint.text | checkpoint.vision).items():
+        stem, _, part = name.rpartition(".")
+        if stem not in packed or part == "bias":
+            total += math.prod(tensor.shape)
+        elif part == "weight":
+            total += math.prod(tensor.shape) * 32 // packed[stem].bits
     return total
 
 
-def _bits(checkpoint: Checkpoint, stem: str, weight: Tensor, scales: Tensor) -> int:
-    """Bits per number: from the config's word on this layer, or from the shapes under the default group size."""
-    quantisation = checkpoint.quantisation
-    assert quantisation is not None
-    if packing := quantisation.layers.get(stem):
-        return packing.bits
-    group = quantisation.default.group_size
-    return max(weight.shape[-1] * 32 // max(scales.shape[-1] * group, 1), 1)
+def quantisation(checkpoint: Checkpoint) -> str | None:
+    """How the weights that lie there are packed, counted; None where none is. The config may claim anything: ``check``
+    refuses it where it is not so."""
+    packed = _packed(checkpoint)
+    if not packed:
+        return None
+    kinds = [f"{packing} ({of} weights)" for packing, of in Counter(packed.values()).most_common()]
+    matrices = [
+        name.removesuffix(".weight")
+        for name, tensor in checkpoint.text.items()
+        if name.endswith(".weight") and len(tensor.shape) > 1
+    ]
+    left = sum(name not in packed for name in matrices)
+    return f"MLX affine, {'; '.join(kinds)}" + (f"; {left} left unquantised" if left else "")
+
+
+def _packed(checkpoint: Checkpoint) -> dict[str, Packing]:
+    """The packing of every module that has scales, by its canonical name; ``check`` has compared it with the shapes."""
+    names = checkpoint.text | checkpoint.vision
+    stems = (name.removesuffix(".scales") for name in names if name.endswith(".scales"))
+    said = checkpoint.quantisation
+    found = {stem: None if said is None else said.of(stem) for stem in stems if f"{stem}.weight" in names}
+    return {stem: packing for stem, packing in found.items() if packing is not None}
 
 
 def describe(checkpoint: Checkpoint, digests: Fingerprint) -> str:
@@ -67,7 +80,7 @@ def describe(checkpoint: Checkpoint, digests: Fingerprint) -> str:
         ("checkpoint", checkpoint.name),
         ("family", checkpoint.family),
         ("variant", variant(checkpoint)),
-        ("quantisation", checkpoint.quantisation.text() if checkpoint.quantisation else "none"),
+        ("quantisation", quantisation(checkpoint) or "none"),
         ("parameters", f"{parameters(checkpoint):,}"),
         (
             "weights",
@@ -133,7 +146,7 @@ def as_dict(checkpoint: Checkpoint, digests: Fingerprint) -> dict[str, Any]:
         "name": checkpoint.name,
         "family": checkpoint.family,
         "variant": variant(checkpoint),
-        "quantisation": checkpoint.quantisation.text() if checkpoint.quantisation else None,
+        "quantisation": quantisation(checkpoint),
         "config": dataclasses.asdict(checkpoint.model_config),
         "parameters": parameters(checkpoint),
         "bytes": checkpoint.weights.bytes,

@@ -56,7 +56,7 @@ def plan(checkpoint: Checkpoint, model: Any) -> tuple[Assignment, ...]:
     for name, tensor in have.items():
         if name not in used:
             raise CheckpointError(f"{tensor.file}: unexpected key {tensor.name!r:.200}; the model has no such weight")
-    _check_named_layers(checkpoint, have)
+    _check_packed(checkpoint, have)
     return tuple(assignments)
 
 
@@ -110,7 +110,7 @@ def _packing(checkpoint: Checkpoint, stem: str, shape: Shape, weight: Tensor, sc
             f"{list(scales.shape)} is no packing of {list(shape)}"
         )
     shown = Packing(bits, group)
-    named = quantisation.layers.get(stem, shown)
+    named = quantisation.of(stem)
     if named != shown:
         raise CheckpointError(
             f"{weight.file}: key {weight.name!r:.200} is packed with {bits} bits in groups of {group}; the config says "
@@ -127,8 +127,8 @@ def _check_shape(tensor: Tensor, shape: Shape) -> None:
         )
 
 
-def _check_named_layers(checkpoint: Checkpoint, have: dict[str, Tensor]) -> None:
-    """CheckpointError for a layer that the config calls quantised and whose scales are missing."""
+def _check_packed(checkpoint: Checkpoint, have: dict[str, Tensor]) -> None:
+    """CheckpointError where the config says quantised, of a layer or of the whole, and the weights are not."""
     if checkpoint.quantisation is None:
         return
     for stem, packing in checkpoint.quantisation.layers.items():
@@ -137,3 +137,8 @@ def _check_named_layers(checkpoint: Checkpoint, have: dict[str, Tensor]) -> None
             raise CheckpointError(
                 f"{weight.file}: missing key {f'{stem}.scales'!r:.200}: the config says this layer is quantised"
             )
+    if not any(name.endswith(".scales") for name in have):
+        raise CheckpointError(
+            f"{checkpoint.config_path}: says that the weights are quantised ({checkpoint.quantisation.default}), but "
+            "none of them is: there are no scales"
+        )

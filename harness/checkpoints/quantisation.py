@@ -17,13 +17,9 @@ class Quantisation:
     default: Packing
     layers: dict[str, Packing | None]
 
-    def text(self) -> str:
-        """For a reader."""
-        own = sum(packing is not None and packing != self.default for packing in self.layers.values())
-        left = sum(packing is None for packing in self.layers.values())
-        more = [f"{own} layers of their own"] * bool(own) + [f"{left} left unquantised"] * bool(left)
-        default = f"{self.default.bits} bits, groups of {self.default.group_size}"
-        return ", ".join([f"MLX affine, {default}", *more])
+    def of(self, module: str) -> Packing | None:
+        """What the config says of a module, by its canonical name."""
+        return self.layers.get(module, self.default)
 
 
 def read_quantisation(config: dict[str, Any], where: str) -> Quantisation | None:

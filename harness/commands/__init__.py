@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 MOST_JOBS = 512
 
@@ -59,3 +60,17 @@ def _jobs(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= MOST_JOBS:
         raise argparse.ArgumentTypeError(f"must be auto or lie in [1, {MOST_JOBS}], got {text!r:.40}")
     return int(text)
+
+
+def reference_targets(device: str | None = None) -> Any:
+    """The reference target, on ``device`` if one is named; MLX is only loaded when a command needs it."""
+    try:
+        from harness.targets import reference
+    except ImportError as error:
+        raise UsageError(f"MLX cannot be loaded ({error}); on Linux install 'mlx[cpu]', on macOS 'mlx'") from error
+    if device is not None:
+        try:
+            reference.use_device(device)
+        except reference.TargetError as error:
+            raise UsageError(f"argument --device: {error}") from error
+    return reference

@@ -35,11 +35,11 @@ def _faults(arguments: argparse.Namespace) -> int:
         from harness.targets import reference
     except ImportError as error:
         raise UsageError(f"MLX cannot be loaded ({error}); on Linux install 'mlx[cpu]', on macOS 'mlx'") from error
+    from harness.progress import SILENCE
     from harness.reporting import html_page, versions, write_atomically
     from harness.reporting.grids import kill_matrix
     from harness.reporting.kill_matrix import matrix_markdown, matrix_record
     from harness.reporting.record import record_text
-    from harness.runner import SILENCE
     from harness.terminal import INTERRUPTS
 
     if arguments.device is not None:

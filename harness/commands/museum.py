@@ -104,7 +104,7 @@ def _visit(exhibit: Exhibit, version: str, family: str, python: Path, profile: s
     import properties
     from harness.campaign import run_campaign
     from harness.findings import Verdict
-    from harness.runner import check
+    from harness.progress import check
     from harness.targets.naming import Asked, resolve
 
     command = shlex.join((str(python), "-m", "harness.wire.worker", f"{exhibit.kind}:{family}"))

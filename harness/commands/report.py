@@ -29,6 +29,8 @@ def register(commands: Any) -> None:
         metavar="DIR",
         help="first take over the records, findings and history of this folder of reports; may be repeated",
     )
+    report.add_argument("--history", action="store_true", help="add a line for every report that was made of shards")
+    report.add_argument("--issue", type=Path, metavar="FILE", help="what is not PASS, as the text of an issue")
     report.set_defaults(act=_report)
 
 
@@ -37,6 +39,7 @@ def _report(arguments: argparse.Namespace) -> int:
     from harness.reporting import html_page, write_atomically, write_pages
     from harness.reporting.grids import over_time
     from harness.reporting.history import FILE, OVER_TIME, HistoryError, checkpoints_table, index_markdown
+    from harness.reporting.issue import issue_markdown
 
     out: Path = arguments.out
     for folder in (*arguments.merge, *([] if arguments.merge else [out])):
@@ -45,7 +48,10 @@ def _report(arguments: argparse.Namespace) -> int:
     try:
         for other in arguments.merge:
             _take_over(out, other)
+        whole = _put_together(out)
         history = past.merge(out / FILE, [other / FILE for other in arguments.merge])
+        if arguments.history:
+            history = past.add_new(out / FILE, whole)
         found = [(path, _read(path)) for path in _records(out, FOLDERS)]
         validated = [(path, _read(path)) for path in _records(out, CHECKPOINTS)]
         for path, record in (*found, *validated):
@@ -59,11 +65,16 @@ def _report(arguments: argparse.Namespace) -> int:
         grids = [grid for target, runs in told.items() if (grid := over_time(target, runs)) is not None]
         write_atomically(out / "index.md", text)
         write_atomically(out / "index.html", html_page(text, {OVER_TIME: grids}))
+        if arguments.issue is not None:
+            write_atomically(arguments.issue, issue_markdown([record for _, record in found]))
     except HistoryError as error:
         raise UsageError(str(error)) from error
     except OSError as error:
         raise UsageError(f"cannot write reports: {error.filename or out}: {error.strerror or error}") from error
     print(text)
+    for record in whole:
+        if record["partial"]:
+            print(f"{record['target']}: {record['verdict']}: {record['verdict_reason']}")
     print(f"reports: {len(found) + len(validated)}, runs: {len(history)}; index in {out / 'index.md'}")
     return 0
 
@@ -101,13 +112,41 @@ def _take_over(out: Path, other: Path) -> None:
     are taken over, and however often, the result is the same."""
     from harness.reporting import replace, write_atomically
 
-    for path in _records(other, (*FOLDERS, *CHECKPOINTS)):
+    for path in (*_records(other, (*FOLDERS, *CHECKPOINTS)), *_shards(other)):
         record, mine = _read(path), out / path.relative_to(other)
         if not mine.exists() or _rank(record) < _rank(_read(mine)):
             write_atomically(mine, path.read_text(encoding="utf-8"))
     for path in sorted((other / "findings").glob("*.json")):
         (out / "findings").mkdir(parents=True, exist_ok=True)
         replace(out / "findings" / path.name, partial(_copy, path))
+
+
+def _put_together(out: Path) -> list[dict[str, Any]]:
+    """Make a record of every run whose shards are there, in the place of an older one of shards, or of a better one of
+    a whole run; returns them. UsageError where records in one folder are not shards of one run."""
+    from harness.reporting import record_text, write_atomically
+    from harness.reporting.shards import SHARDS, ShardError, whole_record
+
+    made = []
+    for folder in sorted({path.parent for path in _shards(out)}):
+        try:
+            record = whole_record([_read(path) for path in sorted(folder.glob("*.json"))])
+        except (ShardError, KeyError) as error:
+            raise UsageError(
+                f"{folder}: its records are no shards of one run: {error}; remove the older ones"
+            ) from error
+        path = out / folder.relative_to(out / SHARDS)
+        path = path.with_name(f"{path.name}.json")
+        if not path.exists() or "shards" in (old := _read(path)) or _rank(record) < _rank(old):
+            write_atomically(path, record_text(record))
+            made.append(record)
+    return made
+
+
+def _shards(out: Path) -> list[Path]:
+    from harness.reporting.shards import SHARDS
+
+    return sorted(path for folder in FOLDERS for path in (out / SHARDS / folder).glob("*/*.json"))
 
 
 def _copy(path: Path, file: BinaryIO) -> None:

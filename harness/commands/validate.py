@@ -6,13 +6,15 @@ Exit code 0 for PASS; 1 for FAIL, VACUOUS and INCONCLUSIVE; 2 with one line for 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from harness.commands import UsageError, out_option
+from harness.commands import UsageError, limit_option, out_option
 from harness.findings import Verdict
+from harness.targets.naming import LIMIT
 from harness.validation.plan import Asked, PlanError, make_plan, why_vacuous
 
 FREE = 0.8  # of the free memory is what a validation may take unless somebody says otherwise
@@ -33,61 +35,69 @@ def register(commands: Any, device_option: Callable[[argparse.ArgumentParser], N
     ):
         name = meaning[0]
         parser.add_argument(option, type=int, default=value, metavar=name, help=f"{meaning} (default: {value})")
+    parser.add_argument(
+        "--engine",
+        default="reference",
+        metavar="NAME",
+        help="what runs it: reference, mlx_lm, or wire:COMMAND, which serves it (default: reference)",
+    )
     policies = ("live", "offset")
-    parser.add_argument("--before", choices=policies, help="also run under this mask policy, and compare")
+    parser.add_argument(
+        "--before",
+        choices=(*policies, "library"),
+        help="also run under this mask policy, and compare; library: on mlx-lm's own caches, untrimmed",
+    )
     parser.add_argument("--after", choices=policies, default="live", help="the mask policy that is judged")
     parser.add_argument("--dtype", choices=DTYPES, help="default: as stored; float32 has its logits compared as well")
     parser.add_argument("--memory", type=float, metavar="GB", help="at most (default: 80 %% of what is free)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn (default: 0)")
+    limit_option(parser)
     out_option(parser)
     device_option(parser)
 
 
 def act(arguments: argparse.Namespace) -> int:
     """Validate, print the verdict and the acceptance table; UsageError for what cannot be used."""
+    with contextlib.ExitStack() as stack:
+        return _act(arguments, stack)
+
+
+def _act(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> int:
     asked = _asked(arguments)
     try:
         from harness import checkpoints
-        from harness.targets import checkpoint as loaded
         from harness.targets.device import use_device
         from harness.targets.naming import TargetError
+        from harness.validation import engines
     except ImportError as error:
         raise UsageError(f"MLX cannot be loaded ({error}); on Linux install 'mlx[cpu]', on macOS 'mlx'") from error
     from harness.validation import run as validation
 
     try:
         if arguments.device is not None:
-            use_device(arguments.device)
-        checkpoint = checkpoints.open_checkpoint(arguments.checkpoint)
-        checkpoints.check(checkpoint)
+            try:
+                use_device(arguments.device)
+            except TargetError as error:
+                raise UsageError(f"argument --device: {error}") from error
+        engine = stack.enter_context(
+            contextlib.closing(
+                engines.open_engine(arguments.engine, arguments.checkpoint, arguments.dtype, arguments.limit)
+            )
+        )
+        sides = validation.with_control(arguments.before, arguments.after, engine.policies)
         if (why := why_vacuous(asked)) is not None:
             print(f"{Verdict.VACUOUS}  {why}\nno report was written")
             return 1
-        plan = make_plan(asked, images=loaded.why_no_images(checkpoint) is None)
-        compared = loaded.compares(checkpoint, arguments.dtype)
-        vocab_size = int(checkpoint.model_config.vocab_size)
-        needs = checkpoints.footprint(checkpoint, arguments.dtype)
-        estimate = validation.estimate(needs, plan, vocab_size, compared)
+        plan = make_plan(asked, images=engine.no_images is None)
+        estimate = validation.estimate(engine.needs, plan, engine.vocab_size, engine.compared)
         _check_memory(estimate, arguments.memory, checkpoints.free_bytes())
-        _say(f"{checkpoint.name}: {checkpoint.family}; reading the fingerprint of {checkpoint.weights.bytes:,} bytes")
-        wanted = validation.Validation(
-            checkpoint,
-            arguments.checkpoint,
-            checkpoints.fingerprint(checkpoint),
-            plan,
-            validation.with_control(arguments.before, arguments.after),
-            arguments.dtype,
-            arguments.out,
-            _command(arguments),
-            estimate,
-        )
+        _say(f"{engine.title}: {engine.family}; reading the fingerprint of {engine.files.weights.bytes:,} bytes")
+        wanted = validation.Validation(engine, plan, sides, arguments.out, _command(arguments), estimate)
         record = validation.run(wanted, _say)
     except KeyboardInterrupt:
         _say("interrupted; there is no report, and the same command goes on behind the programs that are finished")
         raise
-    except TargetError as error:
-        raise UsageError(f"argument --device: {error}") from error
-    except (checkpoints.CheckpointError, PlanError) as error:
+    except (checkpoints.CheckpointError, engines.EngineError, TargetError, PlanError) as error:
         raise UsageError(str(error)) from error
     except OSError as error:
         where = error.filename or arguments.out
@@ -96,7 +106,7 @@ def act(arguments: argparse.Namespace) -> int:
         print(f"{row['result']:<13} {row['criterion']} ({row['decisive_steps']:,} decisive): {row['evidence']}")
     for found in record["findings"]:
         print(f"replay        {found['property']}, {found['program']}: {found['replay']}")
-    print(f"{record['verdict']}  {checkpoint.name}: {record['verdict_reason']}\nreport in {wanted.file('md')}")
+    print(f"{record['verdict']}  {engine.title}: {record['verdict_reason']}\nreport in {wanted.file('md')}")
     return 0 if record["verdict"] == Verdict.PASS else 1
 
 
@@ -132,10 +142,15 @@ def _command(arguments: argparse.Namespace) -> str:
     parts = ["kv-harness", "validate", arguments.checkpoint]
     parts += ["--max-kv-size", arguments.max_kv_size, "--prefill-chunk-size", arguments.prefill_chunk_size]
     parts += ["--tokens", arguments.tokens, "--decode", arguments.decode]
+    parts += [] if arguments.engine == "reference" else ["--engine", arguments.engine, *_limit(arguments.limit)]
     parts += ["--before", arguments.before] if arguments.before else []
     parts += ["--after", arguments.after, *(("--dtype", arguments.dtype) if arguments.dtype else ())]
     parts += ["--seed", arguments.seed, *(("--device", arguments.device) if arguments.device else ())]
     return shlex.join(map(str, parts))
+
+
+def _limit(seconds: float) -> list[object]:
+    return [] if seconds == LIMIT else ["--limit", f"{seconds:g}"]
 
 
 def _say(text: str) -> None:

@@ -12,6 +12,8 @@ from harness.reporting.text import block, escape, table
 SCHEMA = "kv-harness-checkpoint-report"
 SCHEMA_VERSION = 1
 Record = Mapping[str, Any]
+_REFERENCE = "the reference engine of this harness, with the checkpoint's weights"
+"""What older records, which name no engine, were made with."""
 
 
 def load_checkpoint_schema() -> dict[str, Any]:
@@ -82,7 +84,7 @@ def _what(record: Record) -> str:
         ("weights", f"{checkpoint['bytes']:,} bytes, {checkpoint['parameters']:,} parameters"),
         ("quantisation", checkpoint["quantisation"] or "none"),
         ("computed in", record["dtype"]),
-        ("engine", "the reference engine of this harness, with the checkpoint's weights"),
+        ("engine", record["engine"]["phrase"] if "engine" in record else _REFERENCE),
         *((f"mask policy {side}", policy) for side, policy in record["sides"].items()),
         ("device", record["device"]),
         *record["versions"].items(),

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,15 @@ def append(file: Path, entries: Iterable[Entry]) -> None:
         os.fsync(opened.fileno())
 
 
+def add_new(file: Path, records: Iterable[Mapping[str, Any]]) -> list[Entry]:
+    """Add a line for each of these records of which there is none yet, whenever it was written: once more changes
+    nothing. Raises as ``read``; returns all entries."""
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    known = {_line({**one, "at": ""}) for one in read(file)}
+    append(file, [one for record in records if _line({**(one := entry(record, at)), "at": ""}) not in known])
+    return read(file)
+
+
 def merge(file: Path, others: Iterable[Path]) -> list[Entry]:
     """Put the lines of all these files into ``file``, each once, oldest first: in whatever order and however often this
     is done, the file is the same. Raises as ``read``; returns the entries."""
@@ -127,12 +137,19 @@ def checkpoints_table(records: Sequence[Mapping[str, Any]], pages: Sequence[str]
             record["checkpoint"]["name"],
             record["checkpoint"]["family"],
             record["verdict"],
-            f"P={record['plan']['max_kv_size']} C={record['plan']['prefill_chunk_size']} N={record['plan']['tokens']}",
+            "P={max_kv_size} C={prefill_chunk_size} N={tokens} K={decode}".format_map(record["plan"]),
+            f"{_engine(record)}, {record['dtype']} on {record['device']}, seed {record['seed']}",
+            ", ".join(f"{side} {policy}" for side, policy in record["sides"].items() if side != "control"),
             page,
         )
         for record, page in zip(records, pages, strict=True)
     ]
-    return table(("checkpoint", "family", "verdict", "as a server with", "report"), rows)
+    headers = ("checkpoint", "family", "verdict", "as a server with", "run by", "mask policies", "report")
+    return table(headers, rows)
+
+
+def _engine(record: Mapping[str, Any]) -> str:
+    return str(record["engine"]["name"]) if "engine" in record else "reference"
 
 
 def index_markdown(records: Sequence[Mapping[str, Any]], pages: Sequence[str], history: Sequence[Entry]) -> str:

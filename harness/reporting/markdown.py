@@ -83,6 +83,7 @@ def _what(record: Record) -> str:
         ("path", record["path"]),
         ("mask policy", record["policy"]),
         ("configurations", f"{run:,} of {len(configurations):,} run; {drawn:,} drawn by the seed"),
+        *([("shards", _shards(record["shards"]))] if "shards" in record else []),
         ("device", record["device"]),
         *((name, version) for name, version in record["versions"].items()),
         ("profile", f"{record['profile']} ({share})"),
@@ -91,6 +92,11 @@ def _what(record: Record) -> str:
         ("seconds", f"{record['seconds']:,}"),
     ]
     return table(("what", "against what"), rows)
+
+
+def _shards(shards: Record) -> str:
+    """Which parts of the run are in the report."""
+    return f"{', '.join(map(str, shards['numbers']))} of {shards['of']}"
 
 
 def _configurations(configurations: Sequence[Record]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from properties import ALL
 
 if TYPE_CHECKING:  # at run time it would import Hypothesis, and a report is also written from a record alone
     from harness.campaign import CampaignResult, FoundBug, PropertyResult
+    from harness.reporting.shards import Shard
 
 SCHEMA = "kv-harness-family-report"
 SCHEMA_VERSION = 1
@@ -47,6 +48,7 @@ def family_record(
     kind: str = "reference",
     control_reason: str | None = None,
     limits: Sequence[str] = (),
+    shard: Shard | None = None,
     properties: Iterable[Property] = ALL,
 ) -> dict[str, Any]:
     """The record of one campaign, valid under ``load_schema()``.
@@ -55,7 +57,8 @@ def family_record(
     storage, config, options}`` of every target that programs could be drawn for, and ``drawn`` where the
     configuration itself was (other keys are ignored).  ``control``: the same harness on the planted bug; without
     one ``control_reason`` says why.  ``replays``: property id -> command that replays its finding.  ``limits``:
-    sentences on what this kind of target cannot show.  ``properties``: where the sentences come from.
+    sentences on what this kind of target cannot show.  ``shard``: which part of the
+    configurations was run.  ``properties``: where the sentences come from.
 
     ValueError: ``configurations`` lacks a target that was drawn, or names one twice (the record would then
     not say what ran), or a property is unknown.  TypeError: a configuration holds what JSON cannot.
@@ -95,6 +98,7 @@ def family_record(
         "control_reason": None if control is not None else control_reason or _no_control(result, policy),
         "findings": [_finding(bug, replays.get(bug.finding.property_id)) for bug in result.found],
         "limits": list(limits),
+        **({} if shard is None else {"shards": {"of": shard.of, "numbers": [shard.number]}}),
     }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from harness.findings import Verdict
@@ -12,6 +14,7 @@ if TYPE_CHECKING:  # at run time it would import Hypothesis, and a report is als
 
 PLANTED_POLICY = "offset"
 """The mask policy of the control: the bug that every run must be able to find."""
+WORST = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.VACUOUS, Verdict.PASS)
 
 
 def planted_bug(result: CampaignResult, control: CampaignResult) -> FoundBug | None:
@@ -27,78 +30,121 @@ def planted_bug(result: CampaignResult, control: CampaignResult) -> FoundBug | N
     return None
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What a verdict is made of, of a campaign or of the records of its shards.
+
+    ``properties``: id, verdict and decisive steps of each; ``first_after``: programs until the first finding; ``cut``:
+    why not all of the run was done, in words; ``control``: the same of the planted bug (``first_after`` None: not
+    caught), and None where there was none.
+    """
+
+    policy: str
+    properties: Sequence[tuple[str, Verdict, int]]
+    programs: int
+    first_after: int | None = None
+    cut: str | None = None
+    control: Outcome | None = None
+
+    @property
+    def worst(self) -> Verdict:
+        """Of its properties."""
+        met = {verdict for _, verdict, _ in self.properties}
+        return next((verdict for verdict in WORST if verdict in met), Verdict.VACUOUS)
+
+
 def family_verdict(result: CampaignResult, policy: str, control: CampaignResult | None) -> tuple[Verdict, str]:
+    """(verdict, reason) of a campaign, as ``verdict_of``."""
+    return verdict_of(_outcome(result, policy, None if control is None else _caught(result, control, policy)))
+
+
+def _outcome(result: CampaignResult, policy: str, control: Outcome | None) -> Outcome:
+    programs = result.tally.coverage.programs
+    return Outcome(
+        policy,
+        [(prop.id, prop.verdict, prop.tally.decisive_steps) for prop in result.properties],
+        programs,
+        min((bug.after for bug in result.found), default=None),
+        interrupted(programs) if result.partial else None,
+        control,
+    )
+
+
+def _caught(result: CampaignResult, control: CampaignResult, policy: str) -> Outcome:
+    caught = planted_bug(result, control)
+    return replace(_outcome(control, policy, None), first_after=None if caught is None else caught.after)
+
+
+def verdict_of(outcome: Outcome) -> tuple[Verdict, str]:
     """(verdict, reason). FAIL stays FAIL whatever else happened: its shrunk program is evidence by itself.
 
     A run that was interrupted never says PASS, and a run whose control was not caught is VACUOUS.
     """
-    caught = planted_bug(result, control) if control is not None else None
-    programs = result.tally.coverage.programs
-    if result.verdict is Verdict.FAIL:
-        reason = _failed(result)
-        return Verdict.FAIL, f"{reason}; {_interrupted(programs)}" if result.partial else reason
-    if result.partial:
-        return Verdict.INCONCLUSIVE, _interrupted(programs)
-    if control is not None and caught is None:
-        tried = control.tally.coverage.programs
-        if control.partial:
-            return Verdict.INCONCLUSIVE, f"{_interrupted(tried)} of the control"
+    control = outcome.control
+    if outcome.worst is Verdict.FAIL:
+        reason = _failed(outcome)
+        return Verdict.FAIL, f"{reason}; {outcome.cut}" if outcome.cut else reason
+    if outcome.cut:
+        return Verdict.INCONCLUSIVE, outcome.cut
+    if control is not None and control.first_after is None:
+        if control.cut:
+            return Verdict.INCONCLUSIVE, f"{control.cut} of the control"
         return (
             Verdict.VACUOUS,
-            f"the planted bug was not caught in {count(tried, 'program')}, so the run proves nothing",
+            f"the planted bug was not caught in {count(control.programs, 'program')}, so the run proves nothing",
         )
-    if result.verdict is Verdict.PASS:
-        return Verdict.PASS, f"{_passed(result)}; {_control_words(policy, caught)}"
-    return result.verdict, _doubtful(result)
+    if outcome.worst is Verdict.PASS:
+        return Verdict.PASS, f"{_passed(outcome)}; {_control_words(outcome)}"
+    return outcome.worst, _doubtful(outcome)
 
 
-def _interrupted(programs: int) -> str:
+def interrupted(programs: int) -> str:
+    """Why not all was done."""
     return f"interrupted after {count(programs, 'program')}"
 
 
-def _ids(result: CampaignResult, verdict: Verdict) -> list[str]:
-    return [prop.id for prop in result.properties if prop.verdict is verdict]
+def _ids(outcome: Outcome, wanted: Verdict) -> list[str]:
+    return [name for name, verdict, _ in outcome.properties if verdict is wanted]
 
 
-def _of_all(result: CampaignResult, chosen: list[str]) -> str:
-    return f"{len(chosen)} of {count(len(result.properties), 'property', 'properties')}"
+def _of_all(outcome: Outcome, chosen: list[str]) -> str:
+    return f"{len(chosen)} of {count(len(outcome.properties), 'property', 'properties')}"
 
 
-def _failed(result: CampaignResult) -> str:
-    failed = _ids(result, Verdict.FAIL)
-    reason = f"{_of_all(result, failed)} {'fails' if len(failed) == 1 else 'fail'}: {', '.join(failed)}"
-    if result.found:
-        first = min(result.found, key=lambda bug: bug.after)
-        reason += f"; the first was found after {count(first.after, 'program')}"
+def _failed(outcome: Outcome) -> str:
+    failed = _ids(outcome, Verdict.FAIL)
+    reason = f"{_of_all(outcome, failed)} {'fails' if len(failed) == 1 else 'fail'}: {', '.join(failed)}"
+    if outcome.first_after is not None:
+        reason += f"; the first was found after {count(outcome.first_after, 'program')}"
     return reason
 
 
-def _passed(result: CampaignResult) -> str:
-    held = _ids(result, Verdict.PASS)
-    decisive = sum(prop.tally.decisive_steps for prop in result.properties)
+def _passed(outcome: Outcome) -> str:
+    held = _ids(outcome, Verdict.PASS)
+    decisive = sum(steps for _, _, steps in outcome.properties)
     others = [
         f"{len(ids)} {verdict.value}"
         for verdict in Verdict
-        if verdict is not Verdict.PASS and (ids := _ids(result, verdict))
+        if verdict is not Verdict.PASS and (ids := _ids(outcome, verdict))
     ]
     exceptions = f" ({', '.join(others)})" if others else ""
     return (
         f"{count(len(held), 'property holds', 'properties hold')}{exceptions} over "
-        f"{count(result.tally.coverage.programs, 'program')}, {count(decisive, 'decisive step')}"
+        f"{count(outcome.programs, 'program')}, {count(decisive, 'decisive step')}"
     )
 
 
-def _control_words(policy: str, caught: FoundBug | None) -> str:
-    if caught is not None:
-        return f"the planted bug was found after {count(caught.after, 'program')}"
-    if policy == PLANTED_POLICY:
+def _control_words(outcome: Outcome) -> str:
+    if outcome.control is not None and outcome.control.first_after is not None:
+        return f"the planted bug was found after {count(outcome.control.first_after, 'program')}"
+    if outcome.policy == PLANTED_POLICY:
         return "the planted bug was the target itself, and was not found"
     return "no planted bug was looked for"
 
 
-def _doubtful(result: CampaignResult) -> str:
-    if ids := _ids(result, Verdict.INCONCLUSIVE):
-        return f"{_of_all(result, ids)} could not be compared: {', '.join(ids)}"
-    if ids := _ids(result, Verdict.VACUOUS):
-        return f"{_of_all(result, ids)} met no decisive step on some configuration: {', '.join(ids)}"
-    return f"none of {count(len(result.properties), 'property', 'properties')} could judge this target"
+def _doubtful(outcome: Outcome) -> str:
+    if ids := _ids(outcome, Verdict.INCONCLUSIVE):
+        return f"{_of_all(outcome, ids)} could not be compared: {', '.join(ids)}"
+    if ids := _ids(outcome, Verdict.VACUOUS):
+        return f"{_of_all(outcome, ids)} met no decisive step on some configuration: {', '.join(ids)}"
+    return f"none of {count(len(outcome.properties), 'property', 'properties')} could judge this target"

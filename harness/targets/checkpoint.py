@@ -106,6 +106,11 @@ def device() -> str:
     return str(mx.default_device())
 
 
+def device_kind() -> str:
+    """``cpu`` or ``gpu``."""
+    return "gpu" if mx.default_device() == mx.Device(mx.gpu) else "cpu"
+
+
 def subject(rest: str, asked: Asked) -> Subject:
     """No campaign runs on a checkpoint. TargetError."""
     raise TargetError(f"a checkpoint is judged by kv-harness validate {rest:.200}")

@@ -43,7 +43,7 @@ def resolve(name: str) -> tuple[MlxLmTarget, ...]:
     kind, _, rest = name.partition(":")
     named, caches = _parts(rest)
     if kind == KIND and _is_folder(named):
-        return (_of_checkpoint(find(named), caches),)
+        return (of_checkpoint(find(named), caches),)
     if kind != KIND or not named or "@" in named:
         raise UnknownFamily(f"{name!r:.60} is not {KIND}:<model type or folder>, or that with {_CACHES} behind it")
     made = tuple(MlxLmTarget(named, family.variant, caches) for family in variants(named))
@@ -52,7 +52,8 @@ def resolve(name: str) -> tuple[MlxLmTarget, ...]:
     return tuple(map(_heeded, made))
 
 
-def _of_checkpoint(checkpoint: Checkpoint, caches: str) -> MlxLmTarget:
+def of_checkpoint(checkpoint: Checkpoint, caches: str) -> MlxLmTarget:
+    """A checkpoint that was found, loaded, on these caches. Raises TargetError, NotInstalled or UnknownFamily."""
     return _heeded(MlxLmTarget(load(checkpoint).model_type, Path(checkpoint.path).name, caches, checkpoint=checkpoint))
 
 
@@ -75,7 +76,7 @@ def subject(rest: str, asked: Asked) -> Subject:
     name = f"{KIND}:{rest}"
     try:
         found = resolve(name)
-        said = _limits(found[0])
+        said = limits_of(found[0])
     except (UnknownFamily, NotInstalled) as error:
         raise TargetError(str(error)) from error
     first = found[0]
@@ -113,15 +114,16 @@ def _of_trace(told: object, caches: str) -> MlxLmTarget:
     texts = isinstance(told, dict) and all(type(value) is str for value in told.values())
     if not isinstance(told, dict) or not texts or sorted(told) != sorted(names):
         raise TargetError(f"a checkpoint must be an object with the texts {', '.join(names)}, got {told!r:.80}")
-    return _of_checkpoint(Checkpoint(**told), caches)
+    return of_checkpoint(Checkpoint(**told), caches)
 
 
 def limits(name: str) -> tuple[str, ...]:
     """What a run of this target cannot show, one phrase each. Raises as ``resolve``."""
-    return _limits(resolve(name)[0])
+    return limits_of(resolve(name)[0])
 
 
-def _limits(target: MlxLmTarget) -> tuple[str, ...]:
+def limits_of(target: MlxLmTarget) -> tuple[str, ...]:
+    """The same, of a target."""
     said = [] if target.checkpoint else ["tiny configurations of ours with random float32 weights"]
     said.append("no independent witness in float64")
     if not target.ours:
@@ -139,8 +141,12 @@ __all__ = [
     "MlxLmTarget",
     "NotInstalled",
     "UnknownFamily",
+    "find",
     "limits",
+    "limits_of",
+    "of_checkpoint",
     "resolve",
     "subject",
     "target_from_identity",
+    "version",
 ]

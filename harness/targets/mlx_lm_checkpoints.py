@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from harness.checkpoints import CheckpointError, fingerprint, open_files
+from harness.checkpoints.contents import contents
 from harness.probe import Probe
 from harness.targets import mlx_lm_caches as held
 from harness.targets.mlx_lm_catalogue import Family
@@ -53,6 +54,7 @@ def find(path: str) -> Checkpoint:
         files = open_files(folder)
         variants(files.config["model_type"])  # what it is, before hundreds of megabytes are read
         _only_what_is_loaded(folder, files.config, files.weights.files)
+        contents(files)  # a config that calls weights quantised which are not, or the reverse
         return Checkpoint(str(folder), fingerprint(files).digest)
     except (CheckpointError, OSError, RuntimeError) as error:  # RuntimeError: no home directory
         raise TargetError(_one_line(error)) from error

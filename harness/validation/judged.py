@@ -11,6 +11,9 @@ CHECKPOINT = "checkpoint"
 """The kind of its targets."""
 CONTROL = "mask_key_axis_equals_live_keys"
 """What the offset mask policy must break behind every trim."""
+COMPLETES = "every_operation_completes"
+WATCHED = (CONTROL, "mask_shows_exactly_the_visible_set", COMPLETES)
+"""What sides are asked that are not judged: where their masks break."""
 EXACT = (
     CONTROL,
     "keys_equal_ledger_live_length",

@@ -4,39 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from harness.checkpoints import Checkpoint
-from harness.targets import checkpoint as loaded
+from harness.validation.engines import Engine
 from harness.validation.judged import COMPARED
 from harness.validation.plan import Plan
 
 
-def limits(checkpoint: Checkpoint, dtype: str | None, plan: Plan, left_out: Mapping[str, str]) -> list[str]:
-    """Most important first; never empty, for some engine and some device it always was."""
+def limits(engine: Engine, plan: Plan, left_out: Mapping[str, str]) -> list[str]:
+    """Most important first; never empty, for some engine and some device it always was. The engine has been loaded."""
+    first, *others = engine.limits()
     said = [
-        "The engine is the reference engine of this harness: what another makes of the weights is not shown.",
+        first,
         *(f"{name} was not judged: {why}." for name, why in left_out.items()),
     ]
     if any(name in left_out for name in COMPARED):
         said.append(
-            f"In {loaded.computes_in(checkpoint, dtype)}"
-            f"{' with packed weights' if checkpoint.quantisation else ''} "
+            f"In {engine.computes_in}{' with packed weights' if engine.describe()['quantisation'] else ''} "
             "not all logits were compared with an independent computation: that they are finite and repeat themselves "
             "was judged, not that they are right."
         )
-    if (why := loaded.why_no_images(checkpoint)) is not None:
+    if (why := engine.no_images) is not None:
         said.append(f"No prompt held an image: {why}.")
     else:
         said.append(
             "Images: one still of random pixels at the beginning of a prompt, trimmed by hand and not by the bound; no "
             "video."
         )
-    said += [f"Of the family: {limit}." for limit in loaded.limits(checkpoint.family)]
+    said += others
     asked = plan.asked
     said += [
         f"One prompt of {asked.tokens:,} tokens, whose ids are spread over the vocabulary and are no text.",
         "One sequence: no batch, no prefix that is shared, no snapshot; no tokenizer and no sampling.",
         f"P={asked.max_kv_size} and C={asked.prefill_chunk_size} alone; sinks are kept in one trim that is no bound's.",
         "Rows are stored as they were computed, not quantised.",
-        f"One device ({loaded.device()}); others round differently.",
+        f"One device ({engine.device}); others round differently.",
     ]
     return said

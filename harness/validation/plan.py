@@ -7,7 +7,7 @@ chunk behind a trim at all; most validations of the bug that prove nothing stop 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -29,6 +29,8 @@ from harness.operations import (
 )
 from harness.seeds import derive_seed
 
+BOUNDED = "bounded"
+"""The name of the program that a server runs; without it there is nothing to validate."""
 GROWTH = 256  # slots by which a cache may be larger than what it holds: less than that need not be given back
 
 
@@ -144,16 +146,14 @@ def chunks_of(asked: Asked) -> tuple[ChunkState, ...]:
 
 
 def why_vacuous(asked: Asked) -> str | None:
-    """Why this prompt shows nothing, and what would; None where a chunk follows a trim. Raises PlanError."""
+    """Why this prompt shows nothing, and what would, if anything can; None where a chunk follows a trim. Raises
+    PlanError."""
     _check(asked)
     if any(chunk.decisive for chunk in chunks_of(asked)):
         return None
     bound, size, tokens = asked.max_kv_size, asked.prefill_chunk_size, asked.tokens
     if size == 1:
-        return (
-            "chunks of one token build no mask, so that there is none to get wrong; ask for --prefill-chunk-size 2 or "
-            "more"
-        )
+        return f"chunks of one token build no mask, so that there is none to get wrong; {_larger_chunks(asked)}"
     trimmed = (bound // size + 1) * size  # processed when the bound is exceeded for the first time
     said = f"with P={bound} and C={size} a prompt needs more than {trimmed + 1} tokens"
     if tokens <= bound:
@@ -162,7 +162,48 @@ def why_vacuous(asked: Asked) -> str | None:
         said = f"no chunk follows the first trim: {said}; {tokens} were asked for"
     else:
         said = f"behind the first trim comes one token, which builds no mask: {said}; {tokens} were asked for"
-    return f"{said} (ask for --tokens {trimmed + size}, or for a smaller --max-kv-size)"
+    return f"{said} ({_advice(asked, trimmed)})"
+
+
+def _advice(asked: Asked, trimmed: int) -> str:
+    """Which other numbers show something. What it names can be run: a program has its limits as well."""
+    most, size = most_tokens(asked), asked.prefill_chunk_size
+    ways = [f"--tokens {tokens}" for tokens in (trimmed + size, trimmed + 2) if tokens <= most][:1]
+    if (bound := _largest_bound(asked.tokens, size)) >= 1:
+        ways.append(f"--max-kv-size {bound} or less")
+    if ways:
+        return f"ask for {', or for '.join(ways)}"
+    said = f"no prompt of the {most} tokens that fit with C={size} and K={asked.decode} can be decisive"
+    if (bound := _largest_bound(most, size)) >= 1:
+        return f"{said} under that bound: ask for --max-kv-size {bound} --tokens {most}"
+    return f"{said}: ask for a smaller --prefill-chunk-size or --decode"
+
+
+def _larger_chunks(asked: Asked) -> str:
+    """The smallest chunks with which the other numbers are decisive, or else what does not fit."""
+    for size in (2**power for power in range(1, MAX_TOKENS.bit_length())):
+        other = replace(asked, prefill_chunk_size=size)
+        if asked.tokens <= most_tokens(other) and why_vacuous(other) is None:
+            return f"ask for --prefill-chunk-size {size}"
+    default = Asked()
+    return (
+        f"with this --max-kv-size, --tokens and --decode no size of chunks is decisive: ask for --prefill-chunk-size "
+        f"{default.prefill_chunk_size} --max-kv-size {default.max_kv_size} --tokens {default.tokens} --decode "
+        f"{default.decode}"
+    )
+
+
+def most_tokens(asked: Asked) -> int:
+    """The longest prompt that fits into a program with chunks of C and K decodes; 0 and less: none does."""
+    size = asked.prefill_chunk_size
+    total = MAX_TOTAL_TOKENS - asked.decode - 2 * size
+    return total if size == 1 else min(total, (MAX_OPERATIONS // 2 - asked.decode - 2) * size)
+
+
+def _largest_bound(tokens: int, size: int) -> int:
+    """The largest P under which a prompt of so many tokens in chunks of ``size`` (2 or more) has two tokens behind the
+    first trim; 0 or less: none."""
+    return (tokens - 2) // size * size - 1
 
 
 def make_plan(asked: Asked, images: bool) -> Plan:
@@ -220,7 +261,7 @@ def _bounded(asked: Asked) -> Planned:
     operations = [step for forward in _prompt(asked) for step in (forward, enforce)]
     operations += [step for _ in range(asked.decode) for step in (enforce, Decode(1))]
     operations += [enforce, Chunk(asked.prefill_chunk_size), enforce]
-    return Planned("bounded", "the prompt under the bound, decodes, one more chunk", Program(tuple(operations)))
+    return Planned(BOUNDED, "the prompt under the bound, decodes, one more chunk", Program(tuple(operations)))
 
 
 def _sinks_and_rollback(asked: Asked) -> Planned:

@@ -6,14 +6,15 @@ import dataclasses
 import re
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import properties
-from harness.checkpoints import Checkpoint, Fingerprint, as_dict
+from harness.capability import Capability
+from harness.capability import needs as needs_of
 from harness.checkpoints.memory import Footprint
 from harness.execution import Execution
 from harness.findings import Finding
@@ -22,53 +23,64 @@ from harness.operations import EnforceMaxKvSize
 from harness.recording import record as record_trace
 from harness.reporting import check_writable, record_text, versions, write_atomically, write_pages
 from harness.reporting.checkpoint import SCHEMA, SCHEMA_VERSION, checkpoint_markdown
-from harness.targets import checkpoint as loaded
+from harness.target import Target
 from harness.terminal import INTERRUPTS
+from harness.validation.engines import Engine, EngineError
 from harness.validation.journal import Journal, key_of
-from harness.validation.judged import CONTROL, claimed
+from harness.validation.judged import WATCHED, claimed
 from harness.validation.limits import limits
 from harness.validation.measuring import measure
-from harness.validation.plan import Plan
+from harness.validation.plan import BOUNDED, Plan
 from harness.validation.verdict import A_A, PLANTED, acceptance
 
-WATCHED = (CONTROL, "mask_shows_exactly_the_visible_set", "every_operation_completes")
-"""What sides are asked that are not judged: where their masks break."""
 SILENCE = 10.0  # seconds after which a program says how far it is
 KINDS = ("json", "md", "html")
 """Of the files of a report."""
+_UNTOLD = (("after", "live"), ("control", "offset"))
+"""Sides that are not in its name: every validation has them unless it says otherwise."""
 PASSES = 3  # of a program: itself, again, and its untrimmed part under the other policy
 PASSES_COMPARED = 7  # and without rejected drafts, in one forward, without a cache, in float64 (which counts twice)
 
 
 @dataclass(frozen=True)
 class Validation:
-    """What is validated, and how: ``where`` the checkpoint was found, its fingerprint, the plan, the sides (``after``,
-    and ``before`` if it is asked for) with their mask policies; ``command`` repeats it."""
+    """What is validated, and how: the ``engine`` with the checkpoint, the plan, the sides (``after``, and ``before`` if
+    it is asked for) with their mask policies; ``command`` repeats it."""
 
-    checkpoint: Checkpoint
-    where: str
-    digests: Fingerprint
+    engine: Engine
     plan: Plan
     sides: Mapping[str, str]
-    dtype: str | None
     out: Path
     command: str
     estimate: int
 
     @property
     def stem(self) -> Path:
-        """Of its files, without a suffix."""
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", self.checkpoint.name)[-80:].strip("-.") or "checkpoint"
-        return self.out / "checkpoints" / f"{name}-{self.digests.digest[:8]}"
+        """Of its files, without a suffix: another for every checkpoint and everything that decides the result, so that
+        no validation takes the report of another one's place."""
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", self.engine.title)[-80:].strip("-.") or "checkpoint"
+        asked = self.plan.asked
+        engine = self.engine
+        parts = [name, engine.digests.digest[:8], *([engine.label] if engine.label else [])]
+        parts += [f"P{asked.max_kv_size}", f"C{asked.prefill_chunk_size}", f"N{asked.tokens}", f"K{asked.decode}"]
+        parts += [f"{side}-{policy}" for side, policy in self.sides.items() if (side, policy) not in _UNTOLD]
+        parts += [engine.dtype] if engine.dtype else []
+        parts += [f"seed{asked.seed}"] if asked.seed else []
+        parts += [kind] if (kind := engine.device_kind) != "cpu" else []
+        return self.out / "checkpoints" / "-".join(parts)
 
     def file(self, suffix: str) -> Path:
         return self.stem.with_name(f"{self.stem.name}.{suffix}")
 
 
-def with_control(before: str | None, after: str) -> dict[str, str]:
-    """The sides and their mask policies: beside those asked for, the planted bug, where none of them has it."""
+def with_control(before: str | None, after: str, policies: Sequence[str] = ("live", PLANTED)) -> dict[str, str]:
+    """The sides and their mask policies: beside those asked for, the planted bug, where none of them has it and the
+    engine can. EngineError for a policy that it lacks."""
     sides = {"after": after} | ({} if before is None else {"before": before})
-    return sides if PLANTED in sides.values() else sides | {"control": PLANTED}
+    for side, policy in sides.items():
+        if policy not in policies:
+            raise EngineError(f"argument --{side}: this engine has {', '.join(policies)}, not {policy}")
+    return sides if PLANTED in sides.values() or PLANTED not in policies else sides | {"control": PLANTED}
 
 
 def estimate(needs: Footprint, plan: Plan, vocab_size: int, compared: bool) -> int:
@@ -85,7 +97,8 @@ def estimate(needs: Footprint, plan: Plan, vocab_size: int, compared: bool) -> i
 def run(wanted: Validation, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure what has not been measured, write the report, and return its record; ``say`` is told of the progress.
 
-    CheckpointError where the weights cannot be loaded, OSError where nothing can be written.
+    CheckpointError or TargetError where the weights cannot be loaded, EngineError where the engine cannot run the plan,
+    OSError where nothing can be written.
     """
     started = time.monotonic()
     check_writable(wanted.out, [wanted.stem.relative_to(wanted.out)], (*KINDS, "partial.jsonl"))
@@ -93,25 +106,31 @@ def run(wanted: Validation, say: Callable[[str], None]) -> dict[str, Any]:
         kind
     ) in KINDS:  # an older report, of other numbers maybe, must not be taken for this one's if this one is killed
         wanted.file(kind).unlink(missing_ok=True)
+    engine = wanted.engine
+    say(f"loading {engine.title} ({wanted.estimate / 1e9:.3g} GB estimated)")
+    target = engine.target(wanted.sides["after"])
+    plan, lacking = _runnable(wanted.plan, target, engine)
+    wanted = dataclasses.replace(wanted, plan=plan)
+    judges, left_out = claimed(target, plan, engine.compared)
     journal = Journal(wanted.file("partial.jsonl"), key_of(_decides(wanted)))
-    sides, names = set(wanted.sides), {planned.name for planned in wanted.plan.programs}
+    sides, names = set(wanted.sides), {planned.name for planned in plan.programs}
     journal.steps = {(s, p): result for (s, p), result in journal.steps.items() if s in sides and p in names}
     if journal.steps:
         told = ", ".join("/".join(names) for names in journal.steps)
         say(f"goes on behind {len(journal.steps)} finished steps ({told})")
-    say(f"loading {wanted.checkpoint.name} ({wanted.estimate / 1e9:.3g} GB estimated)")
-    target = _target(wanted, "after", "text")
-    target.load()
-    judges, left_out = claimed(target, wanted.plan, loaded.compares(wanted.checkpoint, wanted.dtype))
-    for side in wanted.sides:
-        for planned in wanted.plan.programs:
+    for side, policy in wanted.sides.items():
+        able = engine.target(policy).capabilities
+        for planned in plan.programs:
             if (side, planned.name) in journal.steps or (side == "control" and not planned.decisive):
                 continue
+            if not needs_of(planned.program) <= able | {Capability.IMAGES}:  # whether it sees, its plan knows
+                continue
             since = time.monotonic()
-            chosen = judges if side == "after" else tuple(properties.BY_ID[name] for name in WATCHED)
+            watched = tuple(prop for name in WATCHED if (prop := properties.BY_ID[name]).needs <= able)
+            chosen = judges if side == "after" else watched
             keep = _keep(wanted) if side == "after" else _forget
             tick = _tick(f"{side}/{planned.name}", say)
-            result = measure(_target(wanted, side, planned.path), planned, chosen, keep, tick)
+            result = measure(engine.target(policy, planned.path), planned, chosen, keep, tick)
             journal.add(side, planned.name, result)
             found = len(result["findings"])
             say(
@@ -121,25 +140,38 @@ def run(wanted: Validation, say: Callable[[str], None]) -> dict[str, Any]:
     results: dict[str, dict[str, Any]] = {side: {} for side in wanted.sides}
     for (side, program), result in journal.steps.items():
         results[side][program] = result
-    data = _record(wanted, judges, left_out, results, time.monotonic() - started)
+    data = _record(wanted, judges, (*lacking, *limits(engine, plan, left_out)), results, time.monotonic() - started)
     write_atomically(wanted.file("json"), record_text(data))
     write_pages(wanted.file("json"), checkpoint_markdown(data), data["findings"], wanted.out)
     journal.remove()
     return data
 
 
-def _target(wanted: Validation, side: str, path: str) -> loaded.CheckpointTarget:
-    digest = wanted.digests.digest
-    return loaded.target_of(wanted.checkpoint, wanted.where, digest, wanted.sides[side], path, wanted.dtype)
+def _runnable(plan: Plan, target: Target, engine: Engine) -> tuple[Plan, tuple[str, ...]]:
+    """The programs that the target can run, and sentences on the others. EngineError without the bounded one."""
+    can, lacking = [], []
+    for planned in plan.programs:
+        lacks = sorted(needs_of(planned.program) - target.capabilities - {Capability.IMAGES})
+        if not lacks:
+            can.append(planned)
+        elif planned.name == BOUNDED:
+            raise EngineError(
+                f"argument --engine: {engine.name} cannot be validated, no chunk would follow a trim: it lacks "
+                f"{', '.join(lacks)}"
+            )
+        else:
+            lacking.append(f"The program {planned.name} was not run: the engine lacks {', '.join(lacks)}.")
+    return dataclasses.replace(plan, programs=tuple(can)), tuple(lacking)
 
 
 def _decides(wanted: Validation) -> dict[str, Any]:
     return {
         "versions": versions(),
-        "fingerprint": wanted.digests.digest,
+        "fingerprint": wanted.engine.digests.digest,
+        "engine": wanted.engine.phrase,
         "command": wanted.command,
         "sides": dict(wanted.sides),
-        "device": loaded.device(),
+        "device": wanted.engine.device,
         "programs": [[planned.name, planned.program.to_json()] for planned in wanted.plan.programs],
     }
 
@@ -149,7 +181,7 @@ def _keep(wanted: Validation) -> Callable[[Execution, Finding], str]:
         trace = record_trace(run, finding, versions())
         path = wanted.out / "findings" / trace.file_name
         write_atomically(path, trace.to_text())
-        return f"kv-harness replay {shlex.quote(str(path))}"
+        return f"kv-harness replay {shlex.quote(str(path))}{wanted.engine.replay_options}"
 
     return keep
 
@@ -175,13 +207,14 @@ def _forget(run: Execution, finding: Finding) -> str:
 def _record(
     wanted: Validation,
     judges: tuple[Property, ...],
-    left_out: Mapping[str, str],
+    limits: tuple[str, ...],
     results: Mapping[str, Mapping[str, Any]],
     seconds: float,
 ) -> dict[str, Any]:
-    plan, checkpoint = wanted.plan, as_dict(wanted.checkpoint, wanted.digests)
+    plan, engine = wanted.plan, wanted.engine
+    checkpoint = engine.describe()
     rows, verdict, reason = acceptance(plan, wanted.sides, judges, results)
-    bounded = next(planned for planned in plan.programs if planned.name == "bounded")
+    bounded = next(planned for planned in plan.programs if planned.name == BOUNDED)
     return {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
@@ -189,12 +222,13 @@ def _record(
         "verdict_reason": reason,
         "checkpoint": {
             **{k: checkpoint[k] for k in ("name", "family", "variant", "quantisation", "parameters", "bytes", "notes")},
-            "fingerprint": wanted.digests.digest,
-            "files": dict(wanted.digests.files),
+            "fingerprint": engine.digests.digest,
+            "files": dict(engine.digests.files),
         },
-        "dtype": loaded.computes_in(wanted.checkpoint, wanted.dtype),
+        "engine": {"name": engine.name, "phrase": engine.phrase},
+        "dtype": engine.computes_in,
         "sides": dict(wanted.sides),
-        "device": loaded.device(),
+        "device": engine.device,
         "versions": versions(),
         "seed": plan.asked.seed,
         "memory_estimate": wanted.estimate,
@@ -232,7 +266,7 @@ def _record(
             for found in result["findings"]
             if found["property"] != A_A
         ],
-        "limits": limits(wanted.checkpoint, wanted.dtype, plan, left_out),
+        "limits": list(limits),
         "command": wanted.command,
         "written": {"at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": round(seconds, 1)},
     }

@@ -10,14 +10,18 @@ from harness.findings import Verdict
 from harness.judging import Property
 from harness.reporting.text import count
 from harness.target import Capability
-from harness.validation.judged import CONTROL
+from harness.validation.judged import COMPLETES, CONTROL
 from harness.validation.measuring import DECIDED
 from harness.validation.plan import Plan
 
 Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """Side -> name of the program -> what ``measuring.measure`` gave."""
 A_A = "same_program_same_bytes"
+NO_FIT = "[broadcast_shapes]"
+"""What MLX says of a mask that does not fit."""
 PLANTED = "offset"
+LIBRARY = "library"
+"""In the place of a mask policy: the engine's own caches, whose front cannot be trimmed."""
 _WORST = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.VACUOUS)
 _SEEN = frozenset({Capability.ATTENTION, Capability.POSITIONS})
 
@@ -44,18 +48,21 @@ def acceptance(
     plan: Plan, sides: Mapping[str, str], claimed: Sequence[Property], results: Results
 ) -> tuple[tuple[Row, ...], Verdict, str]:
     """(rows, verdict, reason). ``sides``: name (``after`` is the one that is judged) -> mask policy."""
-    rows = [_reaches(plan), _control(plan, results[control_side(sides)]), _felt(plan, results["after"])]
+    side = control_side(sides)
+    rows = [_reaches(plan), _control(plan, None if side is None else results[side]), _felt(plan, results["after"])]
     rows += [_property(prop, results["after"]) for prop in claimed]
     if "before" in sides:
-        rows += [_same_bytes(results), _same_greedy(results)]
+        # Other caches hand their rows to attention in another order: of those the bytes may differ.
+        rows += [] if sides["before"] == LIBRARY else [_same_bytes(results)]
+        rows.append(_same_greedy(results))
     met = {row.result for row in rows}
     verdict = next((worst for worst in _WORST if worst in met), Verdict.PASS)
     return tuple(rows), verdict, _reason(verdict, rows)
 
 
-def control_side(sides: Mapping[str, str]) -> str:
-    """The side that has the planted bug; the judged one itself, where that has it."""
-    return next(side for side, policy in sides.items() if policy == PLANTED)
+def control_side(sides: Mapping[str, str]) -> str | None:
+    """The side that has the planted bug; the judged one itself, where that has it; None where the engine cannot."""
+    return next((side for side, policy in sides.items() if policy == PLANTED), None)
 
 
 def _reason(verdict: Verdict, rows: Sequence[Row]) -> str:
@@ -78,15 +85,26 @@ def _reaches(plan: Plan) -> Row:
     return Row("the prompt gets to a chunk behind a trim", Verdict.PASS, f"{first}: {widths}", decisive)
 
 
-def _control(plan: Plan, results: Mapping[str, Mapping[str, Any]]) -> Row:
+def _control(plan: Plan, results: Mapping[str, Mapping[str, Any]] | None) -> Row:
     criterion = "the offset mask policy is caught on the same plan"
+    if results is None:
+        evidence = "the engine has no other mask policy, so that no bug could be planted: nothing shows what is found"
+        return Row(criterion, Verdict.VACUOUS, evidence, 0)
     names = [planned.name for planned in plan.programs if planned.decisive]
-    caught = {name: [f for f in results[name]["findings"] if f["property"] == CONTROL] for name in names}
+    caught = {name: _of_masks(results[name]["findings"]) for name in names}
     if missed := [name for name in names if not caught[name]]:
         evidence = f"not caught in {', '.join(missed)}: that nothing else was found there proves nothing"
         return Row(criterion, Verdict.VACUOUS, evidence, len(names) - len(missed))
     evidence = "; ".join(f"{name}: {found[0]['message']}" for name, found in caught.items())
     return Row(criterion, Verdict.PASS, evidence, len(names))
+
+
+def _of_masks(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Findings of the width of a mask; where a model adds masks up by hand, the wrong one never gets to an attention
+    call, and MLX says that it does not fit."""
+    return [found for found in findings if found["property"] == CONTROL] or [
+        found for found in findings if found["property"] == COMPLETES and NO_FIT in found["message"]
+    ]
 
 
 def _felt(plan: Plan, results: Mapping[str, Mapping[str, Any]]) -> Row:
@@ -142,7 +160,8 @@ def _same_greedy(results: Results) -> Row:
     decided = total = 0
     different = []
     for name, after in results["after"].items():
-        for mine, theirs in zip(after["greedy"], results["before"][name]["greedy"], strict=False):
+        before = results["before"].get(name, {"greedy": []})  # caches without a front trim run the untrimmed one alone
+        for mine, theirs in zip(after["greedy"], before["greedy"], strict=False):
             both = [(a, b) for a, b in zip(mine, theirs, strict=False) if a >= 0 and b >= 0]
             total += len(mine)
             decided += len(both)

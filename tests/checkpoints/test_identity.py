@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from harness import cli
 from harness.checkpoints import CheckpointError, check, fingerprint, load_model, open_checkpoint
+from harness.checkpoints.description import quantisation
 from harness.checkpoints.fingerprint import cache_file
 from reference_models.hf import ConfigError, claimed_families, config_from_json, contradiction
 from reference_models.registry import FAMILIES
@@ -126,6 +128,7 @@ def test_what_a_model_here_does_not_do_is_refused(
     ("change", "expected"),
     [
         ({"bits": 7}, "quantization.bits is one of"),
+        ({"bits": 8}, "is packed with 4 bits in groups of 32; the config says 8 bits, groups of 32"),
         ({"group_size": 48}, "quantization.group_size is one of"),
         ({"mode": "mxfp4"}, "quantization.mode is 'mxfp4'"),
         ({"lm_head": False}, "unexpected key 'lm_head.scales': the config leaves this layer unquantised"),
@@ -145,6 +148,27 @@ def test_quantisation_that_is_not_what_the_config_says(
     with pytest.raises(CheckpointError) as caught:
         check(open_checkpoint(folder))
     assert expected in str(caught.value)
+
+
+def test_what_is_quantised_is_measured_from_the_weights(
+    synth: Synth, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A config that claims it above plain weights would have them reported, and judged, as what they are not."""
+    folder = copy(synth("mistral4"), tmp_path / "claims")
+    rewrite(folder, quantization={"bits": 4, "group_size": 32})
+    for command in ("identify", "validate"):
+        assert cli.main([command, str(folder)]) == 2
+        said = capsys.readouterr()
+        assert said.out == "" and said.err.count("\n") == 1
+        assert (
+            "config.json: says that the weights are quantised (4 bits, groups of 32), but none of them is" in said.err
+        )
+    packed = copy(synth("mistral4", bits=4), tmp_path / "packed")
+    told = quantisation(open_checkpoint(packed)) or ""
+    weights = sum(name.endswith(".scales") for name in open_checkpoint(packed).weights.tensors)
+    assert told.startswith("MLX affine, 4 bits, groups of 32 (") and "; 8 bits, groups of 32 (" in told
+    assert sum(map(int, re.findall(r"(\d+) weights", told))) == weights
+    assert quantisation(open_checkpoint(synth("mistral4"))) is None
 
 
 def test_packed_weights_stay_packed(synth: Synth) -> None:

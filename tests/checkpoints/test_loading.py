@@ -139,9 +139,10 @@ def test_what_is_no_number_is_found_in_every_type(dtype: str, bad: float, synth:
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "qwen3_vl_moe"])
 @pytest.mark.parametrize("named", [True, False])
 def test_a_packed_tower(family: str, named: bool, synth: Synth, tmp_path: Path) -> None:
-    """As mlx-vlm packs it when told to; the config may name the layers, and one of them is left alone. The model is
-    that of the numbers which the packing stands for."""
+    """As mlx-vlm packs it when told to; the config may name the layers, with bits of their own, and one of them is left
+    alone. The model is that of the numbers which the packing stands for."""
     plain: dict[str, mx.array] = {}
+    bits = 8 if named else 4
     said: dict[str, Any] = {"bits": 4, "group_size": 32}
 
     def packed(weights: dict[str, mx.array]) -> dict[str, mx.array]:
@@ -154,10 +155,10 @@ def test_a_packed_tower(family: str, named: bool, synth: Synth, tmp_path: Path) 
             if stem.endswith("0.attn.proj"):
                 said.update({stem: False} if named else {})
                 continue
-            parts = mx.quantize(array, group_size=32, bits=8)
-            said.update({stem: {"bits": 8, "group_size": 32}} if named else {})
+            parts = mx.quantize(array, group_size=32, bits=bits)
+            said.update({stem: {"bits": bits, "group_size": 32}} if named else {})
             made |= zip((name, f"{stem}.scales", f"{stem}.biases"), parts, strict=True)
-            plain[name] = mx.dequantize(*parts, group_size=32, bits=8)
+            plain[name] = mx.dequantize(*parts, group_size=32, bits=bits)
         return made
 
     source = synth(family, layout="mlx")

@@ -20,7 +20,7 @@ from harness.execution import execute
 from harness.findings import FindingError
 from harness.judge import judge_program
 from harness.operations import Chunk, Prefill, Program, TrimFront
-from harness.profiles import Profile
+from harness.profiles import PROFILES, Profile
 from harness.recording import record
 from harness.targets import reference
 from harness.trace import Trace
@@ -34,7 +34,7 @@ PROGRAM = Program((Prefill(6), TrimFront(2), Chunk(3)))
 def _handler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """``main`` changes the handlers of two signals; and a run may write where it stands, and is never slow."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("harness.runner.SILENCE", float("inf"))
+    monkeypatch.setattr("harness.progress.SILENCE", float("inf"))
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in before.items():
@@ -43,9 +43,9 @@ def _handler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(cli.PROFILES, "quick", Profile("quick", programs=24, operations=5, shrink=False))
+    monkeypatch.setitem(PROFILES, "quick", Profile("quick", programs=24, operations=5, shrink=False))
     two_each = Profile("smoke", programs=1, operations=5, shrink=False, least=2, patience=0)
-    monkeypatch.setitem(cli.PROFILES, "smoke", two_each)
+    monkeypatch.setitem(PROFILES, "smoke", two_each)
 
 
 def trace(policy: str = "offset", changes: dict[str, Any] | None = None) -> Trace:

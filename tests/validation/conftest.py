@@ -62,11 +62,18 @@ def validate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Validate:
 
     def run(folder: Path, *options: str) -> Validated:
         out = tmp_path / "reports"
+        before = _times(out)
         code = main(["validate", str(folder), *SMALL, *options, "--out", str(out)])
         said = capsys.readouterr()
-        (record,) = list((out / "checkpoints").glob("*.json")) or [None]
+        after = _times(out)
+        (record,) = [path for path in after if before.get(path) != after[path]] or [None]
         data = None if record is None else json.loads(record.read_text())
         markdown = None if record is None else record.with_suffix(".md").read_text()
         return Validated(code, said.out, said.err, data, markdown)
 
     return run
+
+
+def _times(out: Path) -> dict[Path, int]:
+    """When each record was written."""
+    return {path: path.stat().st_mtime_ns for path in (out / "checkpoints").glob("*.json")}

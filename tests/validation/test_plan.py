@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.operations import EnforceMaxKvSize, Prefill, Program, tokens_of
-from harness.validation.plan import Asked, ChunkState, PlanError, chunks_of, make_plan, why_vacuous
+from harness.validation.plan import Asked, ChunkState, PlanError, chunks_of, make_plan, most_tokens, why_vacuous
 
 PUBLISHED = Asked(1024, 512, 2048)
 
@@ -68,8 +71,53 @@ def test_it_agrees_with_lists_of_positions_and_with_what_it_says(bound: int, siz
         enough = int(why.split("needs more than ")[1].split()[0])
         assert why_vacuous(Asked(bound, size, enough)) is not None
         assert why_vacuous(Asked(bound, size, enough + 1)) is None
-        advised = int(why.split("ask for --tokens ")[1].split(",")[0])
-        assert why_vacuous(Asked(bound, size, advised)) is None
+        assert all(why_vacuous(other) is None for other in advised(asked, why))
+
+
+_OPTION = re.compile(r"--(max-kv-size|prefill-chunk-size|tokens|decode) (\d+)")
+
+
+def advised(asked: Asked, why: str) -> list[Asked]:
+    """What is to be asked for instead, by these words: one or two ways of changing some of the numbers."""
+    ways = why.split("ask for ")[1].split(", or for ")
+    return [
+        replace(asked, **{name.replace("-", "_"): int(value) for name, value in _OPTION.findall(way)}) for way in ways
+    ]
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    bound=st.integers(1, 8192),
+    size=st.sampled_from((1, 2, 3, 8, 64, 500, 2047, 2048)),
+    tokens=st.integers(1, 8191),
+    decode=st.sampled_from((0, 8, 900, 2048)),
+)
+def test_what_is_advised_can_be_run_and_shows_something(bound: int, size: int, tokens: int, decode: int) -> None:
+    """P and N of 8,192 at most, C of 2,048, 2,000 operations: within them, or it is said that nothing is."""
+    asked = Asked(bound, size, tokens, decode)
+    try:
+        why = why_vacuous(asked)
+    except PlanError:
+        return
+    if why is None:
+        return
+    assert "\n" not in why
+    if "ask for a smaller --prefill-chunk-size or --decode" in why:
+        most = most_tokens(asked)
+        assert not any(decisive(replace(asked, max_kv_size=1, tokens=n)) for n in range(1, most + 1, max(1, size // 4)))
+        return
+    ways = advised(asked, why)
+    assert ways and all(map(decisive, ways))
+    for way in ways:  # and it is no more than is needed
+        if way.max_kv_size != asked.max_kv_size and way.prefill_chunk_size == size:
+            assert not decisive(replace(way, max_kv_size=way.max_kv_size + 1))
+
+
+def decisive(asked: Asked) -> bool:
+    try:
+        return why_vacuous(asked) is None
+    except PlanError:
+        return False
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)

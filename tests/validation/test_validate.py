@@ -129,7 +129,31 @@ def test_the_defaults_are_decisive_for_every_property_that_is_claimed(synth: Syn
     assert seen.record["command"] == expected
 
 
-def test_bfloat16_and_a_report_that_is_older(synth: Synth, validate: Validate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_set_up_has_a_report_of_its_own(
+    synth: Synth, validate: Validate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The newer of two with other numbers would take the older one's place, and nobody would know what was judged."""
+    folder, seen = synth("nemotron_nas"), {}
+    others = ([], ["--max-kv-size", "12"], ["--prefill-chunk-size", "4"], ["--tokens", "32"], ["--decode", "1"])
+    more = (["--dtype", "float16"], ["--before", "offset"], ["--after", "offset"], ["--seed", "1"])
+    for options in (*others, *more):
+        said = validate(folder, *options).out
+        report = said.splitlines()[-1].removeprefix("report in ")
+        assert report not in seen, f"{options} and {seen[report]}"
+        seen[report] = options
+        if not options:
+            assert Path(report).name.endswith("-P16-C8-N40-K2.md")
+    assert main(["report", "--out", str(tmp_path / "reports")]) == 0
+    index = (tmp_path / "reports" / "index.md").read_text()
+    rows = [line.rsplit("|", 2)[0] for line in index.splitlines() if line.startswith("| checkpoint ")][1:]
+    assert len(set(rows)) == len(seen), "rows of the index that say the same"
+    again = validate(folder)
+    assert again.out.splitlines()[-1].removeprefix("report in ") in seen
+
+
+def test_bfloat16_and_a_report_that_is_older(
+    synth: Synth, validate: Validate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Most published weights are bfloat16. A run that does not get to its end leaves no report of an earlier one."""
     folder = synth("nemotron_nas", dtype="bfloat16")
     right = validate(folder)
@@ -141,6 +165,7 @@ def test_bfloat16_and_a_report_that_is_older(synth: Synth, validate: Validate, m
     monkeypatch.setattr("harness.validation.run.measure", killed)
     stopped = validate(folder)
     assert (stopped.code, stopped.record) == (1, None)
+    assert not list(tmp_path.glob("reports/checkpoints/*.json"))
 
 
 def test_a_side_is_not_compared_with_itself(synth: Synth, validate: Validate) -> None:
@@ -191,8 +216,7 @@ def test_what_cannot_be_used_gets_one_line(
 def test_a_folder_where_a_report_would_go_is_no_crash(synth: Synth, validate: Validate, tmp_path: Path) -> None:
     seen = validate(synth("nemotron_nas"))
     assert seen.record is not None
-    report = tmp_path / "reports" / "checkpoints" / f"checkpoint-{seen.record['checkpoint']['fingerprint'][:8]}.md"
+    (report,) = (tmp_path / "reports" / "checkpoints").glob("*.md")
     report.unlink()
     report.mkdir()
-    code = main(["validate", str(synth("nemotron_nas")), "--out", str(tmp_path / "reports")])
-    assert code == 2
+    assert validate(synth("nemotron_nas")).code == 2

@@ -10,6 +10,7 @@ import pytest
 
 import properties
 from harness.findings import Verdict
+from harness.validation.engines import EngineError
 from harness.validation.measuring import greedy
 from harness.validation.plan import Asked, make_plan
 from harness.validation.run import with_control
@@ -79,8 +80,12 @@ def test_a_control_that_is_missed_in_one_program_is_vacuous(results: Results, pr
 
 
 def test_the_control_must_break_the_width_of_the_mask(results: Results) -> None:
-    results["control"]["bounded"]["findings"] = [{"property": "every_operation_completes", "message": "raised"}]
+    raised = {"property": "every_operation_completes", "message": "raised"}
+    results["control"]["bounded"]["findings"] = [raised]
     assert _verdict(results) is Verdict.VACUOUS
+    # A mask that is added up by hand raises before it gets to an attention call.
+    results["control"]["bounded"]["findings"] = [raised | {"message": "[broadcast_shapes] Shapes (8,32) and (8,24)"}]
+    assert _verdict(results) is Verdict.PASS
 
 
 def test_a_property_without_a_decisive_step_is_vacuous(results: Results) -> None:
@@ -156,3 +161,22 @@ def test_a_greedy_token_is_decided_by_the_gap_of_the_two_largest_logits() -> Non
     far[7] = 5.0 - 0.06 * far.std()
     assert greedy(np.stack([near, far, np.full(100, 2.0, np.float32)])) == [-1, 3, -1]
     assert greedy(np.zeros((2, 1), np.float32)) == [-1, -1]
+
+
+def test_an_engine_without_another_policy_proves_nothing(results: Results) -> None:
+    """Nothing shows there that the bug would be found."""
+    sides = with_control(None, "live", ("live",))
+    assert sides == {"after": "live"}
+    rows, verdict, _ = acceptance(PLAN, sides, JUDGED, {"after": results["after"]})
+    assert verdict is Verdict.VACUOUS and "no bug could be planted" in rows[1].evidence
+    with pytest.raises(EngineError, match="argument --after: this engine has live, not offset"):
+        with_control(None, "offset", ("live",))
+
+
+def test_other_caches_are_compared_by_their_tokens_alone(results: Results) -> None:
+    """They hand their rows to attention in another order, and cannot run what trims a front."""
+    before = {"untrimmed": results["before"]["untrimmed"] | {"digests": ["other"] * 5}}
+    sides = with_control("library", "live", ("live", "offset", "library"))
+    rows, verdict, _ = acceptance(PLAN, sides, JUDGED, {**results, "before": before})
+    assert verdict is Verdict.PASS and not any(row.criterion.startswith("untrimmed logits") for row in rows)
+    assert next(row.decisive for row in rows if row.criterion.startswith("greedy")) == 2

@@ -4,7 +4,14 @@ import mlx.core as mx
 from mlx_lm.models.afm7 import Model, ModelArgs
 from mlx_lm.models.cache import make_prompt_cache
 
-sizes = {"vocab_size": 40, "hidden_dim": 32, "num_layers": 2, "num_kv_reuse_layers": 1, "num_heads": 4, "num_kv_heads": 2}
+sizes = {
+    "vocab_size": 40,
+    "hidden_dim": 32,
+    "num_layers": 2,
+    "num_kv_reuse_layers": 1,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+}
 mx.random.seed(0)
 model = Model(ModelArgs.from_dict({"model_type": "afm7", **sizes}))
 alone = make_prompt_cache(model)

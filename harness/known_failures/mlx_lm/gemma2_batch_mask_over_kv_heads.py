@@ -1,4 +1,4 @@
-"""A batch of as many rows as gemma2 has KV heads is wrong, and any other raises: masks lie over heads, not over rows."""
+"""gemma2 lays the masks of a batch over its KV heads: wrong where there are as many rows as heads, else an error."""
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
@@ -17,4 +17,6 @@ batch = [pair[0].merge(list(pair)) for pair in zip(*rows, strict=True)]
 wrong = model(mx.array([[8], [9]]), cache=batch)[:1]
 gap = float(mx.abs(right - wrong).max())
 if gap > 1e-4:
-    raise SystemExit(f"the logits of a row in a batch of two are {gap:.3g} away from those of the same sequence by itself")
+    raise SystemExit(
+        f"the logits of a row in a batch of two are {gap:.3g} away from those of the same sequence by itself"
+    )

@@ -143,7 +143,7 @@ def test_validations_are_in_the_index(tmp_path: Path, capsys: pytest.CaptureFixt
     (page,) = (out / "checkpoints").glob("*.html")
     before = page.read_text()
     assert cli.main(["report", "--out", str(tmp_path / "all"), "--merge", str(out)]) == 0
-    assert f"| mine         | {FAMILY} | FAIL      | P=16 C=8 N=40      |" in capsys.readouterr().out
+    assert f"| mine         | {FAMILY} | FAIL      | P=16 C=8 N=40 K=2  |" in capsys.readouterr().out
     assert (tmp_path / "all" / "checkpoints" / page.name).read_text() == before and "<svg" in before
 
 

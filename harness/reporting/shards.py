@@ -1,0 +1,175 @@
+"""A run in parts: which configurations a shard judges, and the record of the whole, made from those of the shards."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.findings import Verdict
+from harness.reporting.verdicts import WORST, Outcome, interrupted, verdict_of
+from harness.target import Capability
+from properties import BY_ID
+
+SHARDS = "shards"
+"""The folder of their records, within that of reports; below it they lie where the record of the whole would."""
+MOST = 1000
+Record = Mapping[str, Any]
+_SAME = ("schema_version", "target", "policy", "profile", "budget", "seed")
+"""What shards of one run have in common; the versions of harness and MLX as well."""
+_SEEN = frozenset({Capability.ATTENTION, Capability.POSITIONS})
+
+
+class ShardError(ValueError):
+    """No shard, or records that are not shards of one run; one line."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part ``number`` (from 1) of ``of``."""
+
+    number: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    @property
+    def file_name(self) -> str:
+        """Of its record, without a suffix."""
+        return f"{self.number}-of-{self.of}"
+
+    def of_these(self, count: int) -> range:
+        """The numbers of the configurations, of so many, that it judges. Every one is in one shard: they are dealt out
+        in turn, so that kinds of caches, which stand together, are spread over all."""
+        return range(self.number - 1, count, self.of)
+
+
+def shard_of(text: str) -> Shard:
+    """``2/8``. ShardError."""
+    found = re.fullmatch(r"([0-9]{1,4})/([0-9]{1,4})", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]) <= MOST:
+        raise ShardError(f"must be I/N with 1 <= I <= N <= {MOST}, got {text!r:.40}")
+    return Shard(int(found[1]), int(found[2]))
+
+
+def whole_record(records: Sequence[Record]) -> dict[str, Any]:
+    """The record of the run whose shards these are, in any order. Where some are missing it says so, and never PASS.
+
+    ShardError: they are not of one run, or one is there twice.
+    """
+    records = sorted(records, key=lambda record: record["shards"]["numbers"])
+    first, of = records[0], records[0]["shards"]["of"]
+    for record in records[1:]:
+        _check_same(first, record)
+    numbers = [number for record in records for number in record["shards"]["numbers"]]
+    if len(set(numbers)) < len(numbers):
+        raise ShardError("a shard is there twice")
+    wanted = range(1, min(of, len(first["configurations"])) + 1)  # the others have nothing to judge
+    missing = [number for number in wanted if number not in numbers]
+    programs = sum(record["programs"] for record in records)
+    partial = any(record["partial"] for record in records)
+    cut = [interrupted(programs)] if partial else []
+    cut += [f"shards missing: {', '.join(map(str, missing))} of {of}"] if missing else []
+    coverage = {name: sum(record["coverage"][name] for record in records) for name in first["coverage"]}
+    properties = zip(*(record["properties"] for record in records), strict=True)
+    rows = [_property(each, coverage) for each in properties]
+    findings = list(_findings(records))
+    control = _control(records, findings)
+    verdict, reason = verdict_of(
+        Outcome(
+            first["policy"],
+            [(row["id"], Verdict(row["verdict"]), row["decisive_steps"]) for row in rows],
+            programs,
+            min((found["after_programs"] for found in findings), default=None),
+            "; ".join(cut) or None,
+            None if control is None else _outcome(control, first["policy"]),
+        )
+    )
+    shard = f" --shard {first['shards']['numbers'][0]}/{of}"
+    return {
+        **first,
+        "verdict": verdict.value,
+        "verdict_reason": reason,
+        "partial": bool(cut),
+        "programs": programs,
+        "seconds": round(sum(record["seconds"] for record in records), 3),
+        "command": first["command"].removesuffix(shard),
+        "configurations": [
+            {**one, "programs": sum(record["configurations"][at]["programs"] for record in records)}
+            for at, one in enumerate(first["configurations"])
+        ],
+        "properties": rows,
+        "coverage": coverage,
+        "control": control,
+        "control_reason": None if control is not None else first["control_reason"],
+        "findings": findings,
+        "limits": list(dict.fromkeys(limit for record in records for limit in record["limits"])),
+        "shards": {"of": of, "numbers": numbers},
+    }
+
+
+def _check_same(first: Record, other: Record) -> None:
+    for name in _SAME:
+        if first[name] != other[name]:
+            raise ShardError(f"of different runs: {name} is {first[name]!r:.80} and {other[name]!r:.80}")
+    for name in ("kv-harness", "mlx"):
+        mine, theirs = first["versions"].get(name), other["versions"].get(name)
+        if mine != theirs:
+            raise ShardError(f"of different versions: {name} {mine} and {theirs}")
+    if first["shards"]["of"] != other["shards"]["of"]:
+        raise ShardError(f"of different divisions: into {first['shards']['of']} and into {other['shards']['of']}")
+    if _named(first) != _named(other) or [row["id"] for row in first["properties"]] != [
+        row["id"] for row in other["properties"]
+    ]:
+        raise ShardError("of different runs: their configurations or properties are not the same")
+
+
+def _named(record: Record) -> list[Any]:
+    return [{**one, "programs": None} for one in record["configurations"]]
+
+
+def _property(rows: Sequence[Record], coverage: Mapping[str, int]) -> dict[str, Any]:
+    """A property over all shards: its worst verdict, as a run of the whole would say it."""
+    met = {Verdict(row["verdict"]) for row in rows}
+    verdict = next((worst for worst in WORST if worst in met), Verdict.NOT_APPLICABLE)
+    reasons = list(dict.fromkeys(row["reason"] for row in rows if row["verdict"] == verdict.value and row["reason"]))
+    if verdict is Verdict.PASS and (blind := coverage["blind_forwards"]) and BY_ID[rows[0]["id"]].needs & _SEEN:
+        verdict = Verdict.INCONCLUSIVE  # what one shard could not see may be what another relies on
+        reasons = [f"{blind} of {coverage['forwards']} forwards hid attention or position calls"]
+    worst = [row["worst"] for row in rows if row["worst"] is not None]
+    return {
+        **rows[0],
+        "verdict": verdict.value,
+        "reason": "; ".join(reasons) or None,
+        **{name: sum(row[name] for row in rows) for name in ("examples", "steps", "decisive_steps")},
+        "worst": max(worst, key=_size) if worst else None,
+    }
+
+
+def _size(worst: float | str) -> float:
+    number = float(worst)
+    return float("inf") if number != number else number
+
+
+def _findings(records: Sequence[Record]) -> Iterator[Record]:
+    """Of every property the shortest, in the order in which they were found; the first shard's of equal ones."""
+    found = [finding for record in records for finding in record["findings"]]
+    for name in dict.fromkeys(each["property"] for each in sorted(found, key=lambda each: each["after_programs"])):
+        yield min((each for each in found if each["property"] == name), key=lambda each: each["operations"])
+
+
+def _control(records: Sequence[Record], findings: Sequence[Record]) -> dict[str, Any] | None:
+    """That of the first shard that caught the planted bug, else of the first: every shard looks for it on all
+    configurations. What the run itself breaks in any shard is not the planted bug."""
+    controls = [record["control"] for record in records if record["control"] is not None]
+    if not controls:
+        return None
+    shown = next((control for control in controls if control["caught"]), controls[0])
+    broken = {finding["property"] for finding in findings}
+    return {**shown, "caught": shown["caught"] and shown["property"] not in broken}
+
+
+def _outcome(control: Record, policy: str) -> Outcome:
+    return Outcome(policy, (), control["programs"], control["after_programs"] if control["caught"] else None)

@@ -1,0 +1,128 @@
+"""The workflows: what their steps run exists, with these options. Nobody sees it at night that it does not."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli import build_parser
+from harness.commands import UsageError
+from harness.reporting.shards import Shard, shard_of
+from tests.needed import needed
+
+ROOT = Path(__file__).parents[1]
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+#: What a step may call beside make and kv-harness.
+SHELL: tuple[str, ...] = ("python -m pip install", "gh issue", "cat", "mkdir", "printf", "[", "merge=()", "number=$(")
+SHELL += ("for", "done", "if", "else", "fi")
+Steps = list[tuple[str, dict[str, Any], dict[str, str]]]
+
+
+def workflows() -> Iterator[tuple[str, dict[str, Any]]]:
+    yaml = needed("yaml")
+    for path in sorted((ROOT / ".github" / "workflows").glob("*.yml")):
+        yield path.name, yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def steps() -> Steps:
+    """Every step that runs something, by its place, with the environment that it has beside the runner's own."""
+    found = []
+    for name, workflow in workflows():
+        for job, data in workflow["jobs"].items():
+            for number, step in enumerate(data["steps"]):
+                if "run" in step:
+                    env = {**workflow.get("env", {}), **data.get("env", {}), **step.get("env", {})}
+                    found.append((f"{name}, {job}, step {number}", step, {key: str(env[key]) for key in env}))
+    return found
+
+
+def wrong(script: str, env: dict[str, str]) -> list[str]:
+    """What of a step's script does not exist: targets and variables of make, commands and options of kv-harness, and
+    what is neither nor of the shell."""
+    found = []
+    for line in script.splitlines():
+        line = line.strip().removeprefix("'")
+        if line.startswith("make "):
+            found += _wrong_make(line.split(" | ")[0])
+        elif line.startswith("kv-harness "):
+            found += _wrong_command(line, env)
+        elif line and not any(line.startswith(known) for known in SHELL):
+            found.append(f"neither make nor kv-harness nor of the shell: {line}")
+    return found
+
+
+def _wrong_make(line: str) -> Iterator[str]:
+    targets = re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
+    assert targets is not None
+    for word in shlex.split(line)[1:]:
+        name, equals, _ = word.partition("=")
+        if equals and not re.search(rf"^{name} \?=", MAKEFILE, re.MULTILINE):
+            yield f"make has no variable {name}"
+        elif not equals and word not in targets[1].split():
+            yield f"make has no target {word}"
+
+
+def _wrong_command(line: str, env: dict[str, str]) -> Iterator[str]:
+    values = {"SEED": "7", "SHARD": "1", "RUNNER_TEMP": "/tmp"} | {k: v for k, v in env.items() if "${{" not in v}
+    text = line.replace('"${merge[@]}"', "--merge shards/1")
+    for name in re.findall(r"\$(\w+)", text):
+        if name not in env and name != "RUNNER_TEMP":
+            yield f"nothing sets ${name}"
+    text = re.sub(r"\$(\w+)", lambda found: values.get(found[1], "?"), text)
+    try:
+        arguments = build_parser().parse_args(shlex.split(text)[1:])
+        shard_of(getattr(arguments, "shard", None) or "1/1")
+    except (UsageError, ValueError, SystemExit) as error:
+        yield f"{line}: {error}"
+
+
+def test_what_is_run_exists() -> None:
+    found = steps()
+    assert len(found) > 10
+    assert {place: said for place, step, env in found if (said := wrong(step["run"], env))} == {}
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("make lintt", "make has no target lintt"),
+        ("make parity EXAMPLE=3", "make has no variable EXAMPLE"),
+        ("kv-harness runn", "invalid choice"),
+        ("kv-harness run --shards 1/2", "unrecognized arguments"),
+        ('kv-harness run --shard "9/$SHARDS"', "must be I/N"),
+        ("kv-harness run --profile nightlyy", "invalid choice"),
+        ('kv-harness run --seed "$SEEDD"', "nothing sets $SEEDD"),
+        ("kv_harness run", "neither make nor kv-harness"),
+    ],
+)
+def test_what_does_not_exist_is_told(script: str, words: str) -> None:
+    assert any(words in said for said in wrong(script, {"SHARDS": "8", "SEED": "${{ 1 }}"}))
+
+
+def test_scripts_are_of_the_shell() -> None:
+    for place, step, _ in steps():
+        said = subprocess.run(["bash", "-n"], input=step["run"], capture_output=True, text=True, check=False)
+        assert said.returncode == 0, f"{place}: {said.stderr}"
+
+
+def test_the_shards_of_the_night_are_all_there() -> None:
+    night = dict(workflows())["nightly.yml"]
+    of = int(night["env"]["SHARDS"])
+    assert night["jobs"]["verify"]["strategy"]["matrix"]["shard"] == list(range(1, of + 1))
+    assert sorted(n for i in range(1, of + 1) for n in Shard(i, of).of_these(29)) == list(range(29))
+    (run,) = (step["run"] for step in night["jobs"]["verify"]["steps"] if step.get("name") == "Run")
+    assert '--shard "$SHARD/$SHARDS"' in run and '--seed "$SEED"' in run and "--families" not in run
+
+
+def test_the_leg_on_metal_learns_nothing_without_its_device() -> None:
+    metal = dict(workflows())["nightly.yml"]["jobs"]["metal"]
+    runs = [step["run"] for step in metal["steps"] if "run" in step]
+    assert metal["runs-on"].startswith("macos-")
+    doctor, run = (next(text for text in runs if f"kv-harness {name}" in text) for name in ("doctor", "run"))
+    assert "--device gpu" in doctor and "--device gpu" in run and runs.index(doctor) < runs.index(run)
