@@ -121,7 +121,8 @@ def calls_of(model: Any) -> tuple[tuple[tuple[int, int], ...], tuple[Any, ...]]:
         for number, leaf in enumerate(with_keys):
 
             def noting(*given: Any, number: int = number, update: Any = leaf.update_and_fetch, **named: Any) -> Any:
-                written.append((begun[-1], number, len(record.raw_attention)))
+                layer = begun[-1] if begun else -1  # a model that calls parts of its layers has begun none
+                written.append((layer, number, len(record.raw_attention)))
                 return update(*given, **named)
 
             leaf.update_and_fetch = noting
