@@ -36,10 +36,8 @@ def _faults(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         raise UsageError(f"MLX cannot be loaded ({error}); on Linux install 'mlx[cpu]', on macOS 'mlx'") from error
     from harness.progress import SILENCE
-    from harness.reporting import html_page, versions, write_atomically
-    from harness.reporting.grids import kill_matrix
-    from harness.reporting.kill_matrix import matrix_markdown, matrix_record
-    from harness.reporting.record import record_text
+    from harness.reporting import versions
+    from harness.reporting.kill_matrix import matrix_record, write_matrix
     from harness.terminal import INTERRUPTS
 
     if arguments.device is not None:
@@ -112,12 +110,9 @@ def _faults(arguments: argparse.Namespace) -> int:
         command=command,
         partial=partial,
     )
-    grids = [grid for grid in [kill_matrix(record)] if grid is not None]
     try:
         with INTERRUPTS.deferred():
-            write_atomically(folder / "kill-matrix.json", record_text(record))
-            write_atomically(folder / "kill-matrix.md", matrix_markdown(record))
-            write_atomically(folder / "kill-matrix.html", html_page(matrix_markdown(record), {"Found": grids}))
+            write_matrix(folder, record)
     except OSError as error:
         raise UsageError(f"cannot write reports: {folder}: {error.strerror or error}") from error
     print(f"kill matrix in {folder / 'kill-matrix.md'}")

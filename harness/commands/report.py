@@ -40,6 +40,7 @@ def _report(arguments: argparse.Namespace) -> int:
     from harness.reporting.grids import over_time
     from harness.reporting.history import FILE, OVER_TIME, HistoryError, checkpoints_table, index_markdown
     from harness.reporting.issue import issue_markdown
+    from harness.reporting.text import escape
 
     out: Path = arguments.out
     for folder in (*arguments.merge, *([] if arguments.merge else [out])):
@@ -49,6 +50,7 @@ def _report(arguments: argparse.Namespace) -> int:
         for other in arguments.merge:
             _take_over(out, other)
         whole = _put_together(out)
+        matrix = _matrix(out, arguments.merge)
         history = past.merge(out / FILE, [other / FILE for other in arguments.merge])
         if arguments.history:
             history = past.add_new(out / FILE, whole)
@@ -60,6 +62,8 @@ def _report(arguments: argparse.Namespace) -> int:
         if validated:
             those = checkpoints_table([record for _, record in validated], _pages(validated, out))
             text += f"\n## Checkpoints\n\n{those}\n"
+        if matrix is not None:
+            text += f"\n## Planted bugs\n\n{escape(matrix['summary']['text'])}: faults/kill-matrix.md\n"
         told = past.by_target(history)
         text += f"\n{past.properties_over_time(history)}" if told else ""
         grids = [grid for target, runs in told.items() if (grid := over_time(target, runs)) is not None]
@@ -77,6 +81,32 @@ def _report(arguments: argparse.Namespace) -> int:
             print(f"{record['target']}: {record['verdict']}: {record['verdict_reason']}")
     print(f"reports: {len(found) + len(validated)}, runs: {len(history)}; index in {out / 'index.md'}")
     return 0
+
+
+def _matrix(out: Path, others: Sequence[Path]) -> dict[str, Any] | None:
+    """The kill matrices of these folders as one, written to ``out``; None where there is none. UsageError for a file
+    that holds none, and for some that do not compare."""
+    from harness.reporting.kill_matrix import NAME, matrix_markdown, merged, write_matrix
+
+    records = []
+    for path in (folder / "faults" / f"{NAME}.json" for folder in (out, *others)):
+        if path.exists():
+            try:
+                records.append(json.loads(path.read_text(encoding="utf-8")))
+                merged(records[-1:])
+                matrix_markdown(records[-1])
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                raise UsageError(
+                    f"{path}: no kill matrix ({type(error).__name__}: {error!s:.80}); remove it"
+                ) from error
+    if not records:
+        return None
+    try:
+        record = merged(records)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    write_matrix(out / "faults", record)
+    return record
 
 
 def _pages(found: Sequence[tuple[Path, dict[str, Any]]], out: Path) -> list[str]:

@@ -7,12 +7,18 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from harness.reporting.files import write_atomically
+from harness.reporting.grids import kill_matrix
+from harness.reporting.html import html_page
+from harness.reporting.record import record_text
 from harness.reporting.text import block, count, escape, table
 
 SCHEMA = "kv-harness-kill-matrix"
 SCHEMA_VERSION = 1
+NAME = "kill-matrix"  # of its files, in the folder ``faults`` of the reports
 
 
 @dataclass(frozen=True)
@@ -129,6 +135,14 @@ def merged(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "hunts": sorted(hunts.values(), key=place_of),
         "summary": _summary(list(hunts.values())),
     }
+
+
+def write_matrix(folder: Path, record: Mapping[str, Any]) -> None:
+    """Record, Markdown, and the page with its picture."""
+    markdown, picture = matrix_markdown(record), kill_matrix(record)
+    write_atomically(folder / f"{NAME}.json", record_text(record))
+    write_atomically(folder / f"{NAME}.md", markdown)
+    write_atomically(folder / f"{NAME}.html", html_page(markdown, {"Found": [picture] if picture else []}))
 
 
 def _worse(one: Mapping[str, Any]) -> tuple[bool, bool, str]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.reporting.kill_matrix import matrix_markdown, matrix_record, merged
+from harness import cli
+from harness.reporting.kill_matrix import matrix_markdown, matrix_record, merged, write_matrix
 
 
 def hunt(fault: str, seed: int, run: str = "x", by: str | None = "p", **changes: Any) -> dict[str, Any]:
@@ -62,3 +65,33 @@ def test_what_is_missing_is_said() -> None:
 def test_matrices_that_do_not_compare_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"kill matrices with another {next(iter(changes)).rstrip('s')}: .*"):
         merged([WHOLE, matrix(hunt("a", 1), **changes)])
+
+
+def test_report_puts_matrices_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, record in (("one", WHOLE), ("two", CUT), ("three", REST)):
+        write_matrix(tmp_path / name / "faults", record)
+    folders = [str(tmp_path / name) for name in ("two", "three", "two")]
+    for _ in range(2):
+        arguments = [argument for folder in folders for argument in ("--merge", folder)]
+        assert cli.main(["report", *arguments, "--out", str(tmp_path / "one")]) == 0
+    record = json.loads((tmp_path / "one" / "faults" / "kill-matrix.json").read_text())
+    assert record == json.loads(json.dumps(merged([WHOLE, CUT, REST])))
+    assert "4 of 6 hunts found their bug" in capsys.readouterr().out
+    assert "<svg" in (tmp_path / "one" / "faults" / "kill-matrix.html").read_text()
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "x", '{"hunts": 1}', json.dumps(WHOLE | {"hunts": [1]})])
+def test_what_is_no_matrix_is_named(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "faults" / "kill-matrix.json"
+    file.parent.mkdir()
+    file.write_text(text)
+    assert cli.main(["report", "--out", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "kill-matrix.json: no kill matrix" in err and file.read_text() == text
+
+
+def test_matrices_of_two_devices_are_not_put_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_matrix(tmp_path / "one" / "faults", WHOLE)
+    write_matrix(tmp_path / "two" / "faults", matrix(hunt("a", 1), device="gpu"))
+    assert cli.main(["report", "--merge", str(tmp_path / "two"), "--out", str(tmp_path / "one")]) == 2
+    assert "kill matrices with another device: cpu and gpu" in capsys.readouterr().err
