@@ -157,9 +157,10 @@ class MlxLmTarget:
 
     @functools.cached_property
     def quantises(self) -> bool:
-        """Are its caches the library's, dense, and their rows whole groups? Rotating ones refuse, and those in a
-        CacheList are passed over."""
-        if self.caches != OWN or any(type(cache).__name__ != "KVCache" for _, cache in self._leaves):
+        """Are its caches the library's, dense, and their rows whole groups? Rotating ones refuse, those in a CacheList
+        are passed over; a checkpoint is given batches, which no quantised caches can be in."""
+        dense = all(type(cache).__name__ == "KVCache" for _, cache in self._leaves)
+        if self.caches != OWN or self.checkpoint is not None or not dense:
             return False
         make = functools.partial(self._library.make_prompt_cache, self._model)
         return len(self._calls) == len(self._leaves) and quantised.fit(self._model, make)
