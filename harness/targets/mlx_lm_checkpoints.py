@@ -176,8 +176,6 @@ def windows_of(
             raise TargetError("layer_types has sliding_attention, but there is no sliding_window")
         return tuple(window if types[layer] == "sliding_attention" else None for layer, _ in calls)
     rotating = tuple(int(cache.max_size) if held.kind_of(cache) == "rotating" else None for cache in caches)
-    if any(held.kind_of(cache) == "chunked" for cache in caches):
-        raise TargetError("a layer attends by chunks, for which there is no rule yet")
     if window is not None and window < FAR and not any(rotating):
         raise TargetError(f"sliding_window is {window}, but neither layer_types nor a cache says of which layers")
     return rotating

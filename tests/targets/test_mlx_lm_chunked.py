@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 
 pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: pip install 'mlx-kv-harness[mlx-lm]'")
 
@@ -114,6 +117,17 @@ def test_that_is_a_bug_by_the_forward_without_a_cache_alone() -> None:
     behind = np.array(model(mx.array([[7]]), cache=caches))[0, -1]
     at_once = np.array(model(mx.array([[*tokens[:6], 7]])))[0, -1]
     assert np.abs(behind - at_once).max() > 0.1
+
+
+def test_a_checkpoint_is_judged_by_the_same_rules(tmp_path: Path) -> None:
+    named = dict(tree_flatten(target()._model.parameters()))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), named, {"format": "mlx"})
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama4"} | target().family.config))
+    (loaded,) = mlx_lm.resolve(f"mlx_lm:{tmp_path}")
+    assert loaded.rules == target().rules and loaded.windows == (None,) * 4
+    judge_program(loaded, Program(LIFE), ALL)
+    with pytest.raises(mlx_lm.UnknownFamily, match="start_position"):
+        mlx_lm.resolve(f"mlx_lm:{tmp_path}@live-window")
 
 
 def test_our_caches_are_refused_and_the_library_says_why() -> None:
