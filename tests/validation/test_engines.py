@@ -155,7 +155,7 @@ def test_a_config_that_claims_packed_weights_is_refused_for_every_engine(
         folder = tmp_path / f"claims-{number}"
         shutil.copytree(synth("olmo3", **({} if bits is None else {"bits": bits})), folder)
         config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"quantization": said}))
+        (folder / "config.json").write_text(json.dumps(config | {"quantization": said, "quantization_config": said}))
         seen = validate(folder, "--engine", engine)
         assert (seen.code, seen.record) == (2, None)
         assert words in seen.err and seen.err.count("\n") == 1
