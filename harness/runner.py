@@ -140,7 +140,8 @@ def run_families(runs: Sequence[Run], *, strict: bool, jobs: int = 1, history: b
     if history:
         at = datetime.now(UTC).isoformat(timespec="seconds")
         past.append(first.out / past.FILE, [past.entry(records[number], at) for number in sorted(records)])
-    print(f"\nreports in {first.out / first.report.parent}")
+    where = first.report.parent if first.shard is None else Path(SHARDS)
+    print(f"\nreports in {first.out / where}")
     return code
 
 

@@ -28,7 +28,10 @@ def contents(files: Files) -> Contents:
     tensors = files.weights.tensors
     stems = (name.removesuffix(".scales") for name in tensors if name.endswith(".scales"))
     packed = {stem for stem in stems if f"{stem}.weight" in tensors and tensors[f"{stem}.weight"].dtype == "U32"}
-    said = files.config.get("quantization")
+    said = files.config.get("quantization") or None
+    other = files.config.get("quantization_config")
+    if said is None and isinstance(other, dict) and "bits" in other and "quant_method" not in other:
+        said = other  # of MLX, under the other name
     if isinstance(said, dict) and not packed:
         raise CheckpointError(
             f"{files.config_path}: says that the weights are quantised, but none of them is: there are no scales"

@@ -29,10 +29,11 @@ EXACT = (
     "untrimmed_outputs_are_byte_identical",
 )
 """They hold to the bit, whatever the weights are stored in."""
+CACHE_FREE, WITNESS = "outputs_equal_the_cache_free_forward", "outputs_equal_the_witness"
 COMPARED = (
     "attention_equals_float64",
-    "outputs_equal_the_cache_free_forward",
-    "outputs_equal_the_witness",
+    CACHE_FREE,
+    WITNESS,
     "rollback_equals_never_speculated",
     "chunks_equal_one_shot",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from harness.validation.engines import Engine
-from harness.validation.judged import COMPARED
+from harness.validation.judged import CACHE_FREE, WITNESS
 from harness.validation.plan import Plan
 
 
@@ -16,11 +16,16 @@ def limits(engine: Engine, plan: Plan, left_out: Mapping[str, str]) -> list[str]
         first,
         *(f"{name} was not judged: {why}." for name, why in left_out.items()),
     ]
-    if any(name in left_out for name in COMPARED):
+    if WITNESS in left_out and CACHE_FREE in left_out:
         said.append(
             f"In {engine.computes_in}{' with packed weights' if engine.describe()['quantisation'] else ''} "
             "not all logits were compared with an independent computation: that they are finite and repeat themselves "
             "was judged, not that they are right."
+        )
+    elif WITNESS in left_out:
+        said.append(
+            "Logits were compared with those of the same model without a cache, not with another implementation: what "
+            "the model gets wrong with and without a cache is not seen."
         )
     if (why := engine.no_images) is not None:
         said.append(f"No prompt held an image: {why}.")

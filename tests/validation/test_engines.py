@@ -51,6 +51,8 @@ def test_mlx_lm_passes_and_the_offset_policy_fails(
     assert "--engine mlx_lm --before library" in right.record["command"]
     assert right.markdown is not None and "the model that its own loader makes" in right.markdown
     assert right.record["limits"][0].startswith("The engine is mlx-lm")
+    assert any("the same model without a cache" in said for said in right.record["limits"])
+    assert not any("not that they are right" in said for said in right.record["limits"])
     assert any("outputs_equal_the_witness was not judged: the target lacks" in said for said in right.record["limits"])
 
     wrong = validate(folder, "--engine", "mlx_lm", "--after", "offset")
@@ -155,7 +157,7 @@ def test_a_config_that_claims_packed_weights_is_refused_for_every_engine(
         folder = tmp_path / f"claims-{number}"
         shutil.copytree(synth("olmo3", **({} if bits is None else {"bits": bits})), folder)
         config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"quantization": said}))
+        (folder / "config.json").write_text(json.dumps(config | {"quantization": said, "quantization_config": said}))
         seen = validate(folder, "--engine", engine)
         assert (seen.code, seen.record) == (2, None)
         assert words in seen.err and seen.err.count("\n") == 1
