@@ -104,7 +104,8 @@ class LibrarySession:
             return RemovalObservation(error=_words(failure))
 
     def _trimmed(self, caches: list[Any], n: int) -> RemovalObservation:
-        asks = n and not _nothing(caches) and release.asks_to_rewind()  # nothing is in the way of taking nothing away
+        holds = any(int(leaf.offset) for _, leaf in held.leaves(caches) if not held.is_state(leaf))
+        asks = n and holds and release.asks_to_rewind()  # nothing is in the way of taking nothing away
         if asks and not self._library.can_trim_prompt_cache(caches):
             return RemovalObservation(refused="can_trim_prompt_cache says no")
         return RemovalObservation((self._library.trim_prompt_cache(caches, n),) * len(self._calls))

@@ -195,6 +195,7 @@ def test_states_refuse_every_rollback(family: str, monkeypatch: pytest.MonkeyPat
     program = Program((Rollback(1), Prefill(3), Rollback(1), Chunk(2), *rounds), TWO)
     run = judge_program(target, program, ALL).run
     assert [step.refuses for step in run.steps] == [False, False, True, False, True, False, False, True]
+    judge_program(target, Program((Prefill(1), Batch((0, 1)), Rollback(1, 1), Rollback(1)), TWO), ALL)
     monkeypatch.setattr(mlx_lm_release, "asks_to_rewind", lambda: False)  # as speculation of 0.31.1 did
     assert found_in(target, program, "trim_reports_what_it_removed") == "trim_reports_what_it_removed"
 
