@@ -120,7 +120,7 @@ def test_a_run_reports_what_it_drew_and_repeats_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = Profile("quick", programs=8, operations=5, shrink=False, least=1, patience=0, configurations=3)
-    monkeypatch.setitem(cli.PROFILES, "quick", small)
+    monkeypatch.setitem(PROFILES, "quick", small)
     monkeypatch.setattr(runner, "DATABASE", tmp_path / "db")
     first, again = (run(tmp_path / name, 4) for name in ("first", "again"))
     assert first == again
