@@ -17,7 +17,7 @@ STAMP := $(VENV)/$(INSTALLED)
 PEERS_STAMP := $(PEERS_VENV)/$(INSTALLED)
 GENERATED := reports/families reports/shards reports/checkpoints reports/targets reports/faults reports/index.md reports/index.html
 
-.PHONY: run test published-sizes lint format parity bench load faults museum no-false-alarm seeds publish-reports constraints clean
+.PHONY: run test published-sizes lint format parity bench load faults museum no-false-alarm seeds publish-reports publish-checkpoints constraints clean
 
 # PROFILE: smoke, quick, ci or nightly.  All but smoke are strict: a property without a decisive step fails the run.
 PROFILE ?= quick
@@ -78,6 +78,22 @@ publish-reports: $(STAMP)  # the main job once more; its reports become the comm
 	rm -f reports/published/families/*.md reports/published/families/*.json; \
 	cp "$$new"/families/*.md "$$new"/families/*.json reports/published/families/; \
 	ls reports/published/families
+
+# VALIDATE takes further arguments, such as --max-kv-size 1024 --prefill-chunk-size 512 --tokens 2048 for the published crash.
+VALIDATE ?=
+publish-checkpoints: $(STAMP)  # a synthetic checkpoint of every first family, in float16 and 4 bits; the committed validations
+	@set -e; new=$$(mktemp -d); trap 'rm -rf "$$new"' EXIT; trap 'exit 130' INT TERM; cd "$$new"; \
+	for family in mistral4 nemotron_nas qwen2_vl qwen3_vl qwen3_vl_moe; do \
+	  "$(CURDIR)/$(BIN)/kv-harness" synth $$family $$family-float16 --dtype float16; \
+	  "$(CURDIR)/$(BIN)/kv-harness" synth $$family $$family-4bits --bits 4; \
+	  for kind in float16 4bits; do \
+	    "$(CURDIR)/$(BIN)/kv-harness" validate $$family-$$kind --before offset $(VALIDATE); \
+	  done; \
+	done; \
+	mkdir -p "$(CURDIR)/reports/published/checkpoints"; \
+	rm -f "$(CURDIR)"/reports/published/checkpoints/*.md "$(CURDIR)"/reports/published/checkpoints/*.json; \
+	cp reports/checkpoints/*.md reports/checkpoints/*.json "$(CURDIR)/reports/published/checkpoints/"; \
+	ls "$(CURDIR)/reports/published/checkpoints"
 
 define CHECK_PYTHON
 '$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \

@@ -30,7 +30,7 @@ from harness.validation.journal import Journal, key_of
 from harness.validation.judged import WATCHED, claimed
 from harness.validation.limits import limits
 from harness.validation.measuring import measure
-from harness.validation.plan import BOUNDED, Plan
+from harness.validation.plan import BOUNDED, Asked, Plan
 from harness.validation.verdict import A_A, PLANTED, acceptance
 
 SILENCE = 10.0  # seconds after which a program says how far it is
@@ -38,6 +38,10 @@ KINDS = ("json", "md", "html")
 """Of the files of a report."""
 _UNTOLD = (("after", "live"), ("control", "offset"))
 """Sides that are not in its name: every validation has them unless it says otherwise."""
+_SIGNS = (
+    *(("P", "max_kv_size"), ("C", "prefill_chunk_size"), ("N", "tokens"), ("K", "decode")),
+    ("seed", "seed"),
+)
 PASSES = 3  # of a program: itself, again, and its untrimmed part under the other policy
 PASSES_COMPARED = 7  # and without rejected drafts, in one forward, without a cache, in float64 (which counts twice)
 
@@ -56,16 +60,15 @@ class Validation:
 
     @property
     def stem(self) -> Path:
-        """Of its files, without a suffix: another for every checkpoint and everything that decides the result, so that
-        no validation takes the report of another one's place."""
+        """Of its files, without a suffix: name and fingerprint, and everything that decides the result and is not as
+        usual, so that no validation takes the report of another one's place."""
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", self.engine.title)[-80:].strip("-.") or "checkpoint"
-        asked = self.plan.asked
-        engine = self.engine
+        asked, usual, engine = self.plan.asked, Asked(), self.engine
         parts = [name, engine.digests.digest[:8], *([engine.label] if engine.label else [])]
-        parts += [f"P{asked.max_kv_size}", f"C{asked.prefill_chunk_size}", f"N{asked.tokens}", f"K{asked.decode}"]
+        numbers = ((sign, getattr(asked, field), getattr(usual, field)) for sign, field in _SIGNS)
+        parts += [f"{sign}{number}" for sign, number, default in numbers if number != default]
         parts += [f"{side}-{policy}" for side, policy in self.sides.items() if (side, policy) not in _UNTOLD]
         parts += [engine.dtype] if engine.dtype else []
-        parts += [f"seed{asked.seed}"] if asked.seed else []
         parts += [kind] if (kind := engine.device_kind) != "cpu" else []
         return self.out / "checkpoints" / "-".join(parts)
 

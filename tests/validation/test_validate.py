@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jsonschema
 import mlx.core as mx
@@ -12,6 +14,8 @@ import pytest
 
 from harness.cli import main
 from harness.reporting.checkpoint import checkpoint_markdown, load_checkpoint_schema
+from harness.validation.plan import Asked
+from harness.validation.run import Validation
 from tests.validation.conftest import Synth, Validate
 
 FAMILIES = ("mistral4", "nemotron_nas", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
@@ -220,3 +224,19 @@ def test_a_folder_where_a_report_would_go_is_no_crash(synth: Synth, validate: Va
     report.unlink()
     report.mkdir()
     assert validate(synth("nemotron_nas")).code == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "sides", "name"),
+    [
+        (Asked(), {"after": "live", "control": "offset"}, "x-01234567"),
+        (Asked(1024, 512, 2048), {"after": "live", "before": "offset"}, "x-01234567-P1024-C512-N2048-before-offset"),
+        (Asked(decode=4, seed=7), {"after": "offset"}, "x-01234567-K4-seed7-after-offset"),
+    ],
+)
+def test_a_report_is_named_by_what_is_not_as_usual(asked: Asked, sides: dict[str, str], name: str) -> None:
+    engine: Any = SimpleNamespace(
+        title="x", digests=SimpleNamespace(digest="0123456789"), label="", dtype=None, device_kind="cpu"
+    )
+    plan: Any = SimpleNamespace(asked=asked)
+    assert Validation(engine, plan, sides, Path("o"), "", 0).stem == Path("o") / "checkpoints" / name
