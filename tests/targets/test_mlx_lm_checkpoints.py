@@ -39,7 +39,7 @@ from properties import ALL, BY_ID
 
 ROOT = Path(__file__).parents[2]
 #: Layers that attend to the keys of others, so that nothing tells what is read.
-SHARED = {"afm7", "iquestloopcoder", "gemma3n", "gemma4_text"}
+SHARED = {"afm7", "iquestloopcoder", "gemma3n", "gemma4", "gemma4_text"}
 LIFE = (Prefill(9), Chunk(6), Decode(2), Verify(3, 1), Chunk(14), SaveLoad(), Chunk(3), Decode(2))
 Save = Callable[..., Path]
 
