@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -61,25 +60,6 @@ def _numbers(parts: Sequence[mx.array], group: int, bits: int) -> mx.array:
 def read_back(rows: mx.array, storage: str) -> mx.array:
     """Rows as they come out of such a cache."""
     return _numbers(mx.quantize(rows, group_size=GROUP, bits=BITS[storage]), GROUP, BITS[storage])
-
-
-@contextmanager
-def given_to(caches: Sequence[Any]) -> Iterator[list[tuple[mx.array, mx.array]]]:
-    """The keys and values that quantised caches are given meanwhile, in the order in which they are."""
-    given: list[tuple[mx.array, mx.array]] = []
-    quantised = [cache for cache in caches if hasattr(cache, "bits")]
-    for cache in quantised:
-
-        def noted(keys: mx.array, values: mx.array, take: Any = cache.update_and_fetch) -> Any:
-            given.append((keys, values))
-            return take(keys, values)
-
-        cache.update_and_fetch = noted
-    try:
-        yield given
-    finally:
-        for cache in quantised:
-            del cache.update_and_fetch
 
 
 def told(given: Sequence[tuple[mx.array, mx.array]]) -> tuple[CacheRows, ...]:

@@ -30,6 +30,7 @@ from harness.target import (
 from harness.targets import mlx_lm_caches as held
 from harness.targets import mlx_lm_quantised as quantised
 from harness.targets import mlx_lm_release as release
+from harness.targets.given import given_to
 from harness.targets.mlx_lm_calls import in_order, of_its_chunk
 
 
@@ -69,7 +70,7 @@ class LibrarySession:
         leaves = [leaf for _, leaf in held.leaves(self._caches[sequence])]
         read = [leaves[at] for at in self._calls]
         rules, starts = [held.rule_of(leaf) for leaf in read], [int(leaf.offset) for leaf in read]
-        with quantised.given_to(read) as given:
+        with given_to([cache for cache in read if hasattr(cache, "bits")]) as given:
             logits, record, seconds, error = self._watched(mx.array([list(tokens)]), self._caches[sequence])
         logits = None if logits is None else logits[0]
         calls = tuple(map(of_its_chunk, record.attention(), rules, starts))

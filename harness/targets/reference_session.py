@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from harness.target import (
     PromptInput,
     RemovalObservation,
 )
+from harness.targets.given import given_to
 from harness.targets.watch import Watch
 from harness.targets.witnesses import images_of
 from reference_models import rope
@@ -81,7 +82,7 @@ class ReferenceSession:
             except Exception as failure:  # as below
                 return ForwardObservation(tuple(tokens), None, error=f"{type(failure).__name__}: {failure}")
         read = {} if (kept := self._prompts[sequence]) is None else {"prompt": kept}
-        with _given_to(caches) as given:
+        with given_to(_quantised(caches)) as given:
             logits, record, seconds, error = self._watched(ids, caches, read)
         logits = None if logits is None else logits[0]
         seen = ForwardObservation(tuple(tokens), logits, record.attention(), record.positions(), seconds, error)
@@ -130,7 +131,7 @@ class ReferenceSession:
             cache.prepare(lengths)
         prompts = [self._prompts[self._ids.index(seq)] for seq in self._pool.rows]
         read: dict[str, Any] = {"prompt": prompts} if any(prompts) else {}
-        with _given_to(caches) as given:
+        with given_to(_quantised(caches)) as given:
             logits, record, seconds, error = self._watched(ids, caches, read)
         seen = rows_of(tokens, logits, record.attention(), record.positions(), seconds, error)
         if not given or error is not None:
@@ -227,23 +228,8 @@ class ReferenceSession:
             return RemovalObservation(error=f"{type(failure).__name__}: {failure}")
 
 
-@contextmanager
-def _given_to(caches: Sequence[Any]) -> Iterator[list[tuple[mx.array, mx.array]]]:
-    """The keys and values that quantised caches are given meanwhile, in the order in which they are."""
-    given: list[tuple[mx.array, mx.array]] = []
-    quantised = [cache for cache in caches if cache.storage != "rows"]
-    for cache in quantised:
-
-        def noted(keys: mx.array, values: mx.array, take: Any = cache.update_and_fetch) -> Any:
-            given.append((keys, values))
-            return take(keys, values)
-
-        cache.update_and_fetch = noted
-    try:
-        yield given
-    finally:
-        for cache in quantised:
-            del cache.update_and_fetch
+def _quantised(caches: Sequence[Any]) -> list[Any]:
+    return [cache for cache in caches if cache.storage != "rows"]
 
 
 def _rows_given(given: Sequence[tuple[mx.array, mx.array]], row: int, count: int) -> tuple[CacheRows, ...]:
