@@ -119,7 +119,7 @@ def act(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         raise UsageError(f"MLX cannot be loaded ({error}); on Linux install 'mlx[cpu]', on macOS 'mlx'") from error
     known = [*FAMILIES, *WITHOUT_ENTRY]
-    chosen = arguments.only.split(",") if arguments.only else known
+    chosen = known if arguments.only is None else [name.strip() for name in arguments.only.split(",")]
     if odd := [name for name in chosen if name not in known]:
         raise UsageError(f"argument --only: no family {odd[0]!r:.60}; there are {', '.join(known)}")
     if not 1 <= arguments.programs <= 100_000:

@@ -14,7 +14,7 @@ from typing import Any, cast, get_args
 
 from harness.targets.device import device
 from harness.targets.mlx_lm_checkpoints import Checkpoint, find, load
-from harness.targets.mlx_lm_models import NotInstalled, UnknownFamily, build, variants, version
+from harness.targets.mlx_lm_models import NotInstalled, UnknownFamily, build, check_forward, variants, version
 from harness.targets.mlx_lm_session import LibrarySession
 from harness.targets.mlx_lm_target import BOUNDED, KIND, LIVE_WINDOW, OWN, MlxLmTarget
 from harness.targets.naming import Asked, Subject, TargetError
@@ -60,6 +60,8 @@ def of_checkpoint(checkpoint: Checkpoint, caches: str) -> MlxLmTarget:
 def _heeded(target: MlxLmTarget) -> MlxLmTarget:
     """The target. UnknownFamily if caches are asked for that the library, or the model, would not heed."""
     bound = target.max_kv_size
+    if target.checkpoint is None:
+        check_forward(target.family, target.model_type, target.first_forward, target.calls)
     if target.ours and target.trims_itself:
         raise UnknownFamily(f"{KIND}:{target.model_type}@{LIVE_WINDOW} cannot be judged: {TRIMS_ITSELF}")
     if bound is not None and target.makes_caches:

@@ -4,9 +4,9 @@ type>+<variant>.toml``. All are tiny, and ours."""
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 FOLDER = Path(__file__).parent / "mlx_lm_families"
 PLAIN = "tiny"
@@ -39,19 +39,47 @@ Kind = TypeVar("Kind", bound=Family)
 
 
 def _read(path: Path, kind: type[Kind]) -> Kind:
-    data = tomllib.loads(path.read_text())
-    data["windows"] = tuple(window or None for window in data.get("windows", ()))  # TOML has no null: 0
-    data["calls"] = tuple((layer, cache) for layer, cache in data.get("calls", ()))
+    """ValueError with one line for a file that is no configuration."""
+    data = tomllib.loads(path.read_text(encoding="utf-8"))
+    names = {field.name for field in fields(kind)} - {"variant"}
+    if odd := sorted(set(data) - names):
+        raise ValueError(f"unknown field {odd[0]!r}; there are {', '.join(sorted(names))}")
+    if not isinstance(data.get("config"), dict):
+        raise ValueError("it has no table [config]")
+    if data.get("attention", "grouped") not in get_args(Attention):
+        raise ValueError(
+            f"attention must be one of {', '.join(map(repr, get_args(Attention)))}, not {data['attention']!r}"
+        )
+    windows, calls = data.get("windows", []), data.get("calls", [])
+    if not _whole(windows):
+        raise ValueError(f"windows must be a list of whole numbers (0: none), not {windows!r:.60}")
+    if not isinstance(calls, list) or not all(_whole(call) and len(call) == 2 for call in calls):
+        raise ValueError(f"calls must be a list of pairs [layer, cache], not {calls!r:.60}")
+    size = (data["config"].get("text_config") or data["config"]).get("vocab_size")
+    if type(size) is not int or size < 1:
+        raise ValueError(f"config.vocab_size must be a whole number above 0, not {size!r:.60}")
+    data["windows"] = tuple(window or None for window in windows)  # TOML has no null: 0
+    data["calls"] = tuple((layer, cache) for layer, cache in calls)
     data["limits"] = tuple(data.get("limits", ()))
     return kind(path.stem.partition("+")[2] or PLAIN, **data)
 
 
+def _whole(numbers: Any) -> bool:
+    return isinstance(numbers, list) and all(type(number) is int and number >= 0 for number in numbers)
+
+
 def catalogue(folder: Path, kind: type[Kind]) -> tuple[dict[str, tuple[Kind, ...]], dict[str, str]]:
-    """Every configuration in a folder, by model type; and of those model types that cannot be judged yet, why."""
+    """Every configuration in a folder, by model type; and of those model types that cannot be judged (yet, or because
+    one of their files is broken), why. No file breaks another."""
     families: dict[str, tuple[Kind, ...]] = {}
     pending: dict[str, str] = {}
     for path in sorted(folder.glob("*.toml"), key=lambda path: path.stem):
-        family, model_type = _read(path, kind), path.stem.partition("+")[0]
+        model_type = path.stem.partition("+")[0]
+        try:
+            family = _read(path, kind)
+        except (OSError, ValueError, TypeError, AttributeError) as error:  # no TOML is a ValueError, too
+            pending[model_type] = f"{path.name}: {' '.join(str(error).split())}"
+            continue
         if family.pending:
             pending[model_type] = family.pending
         else:

@@ -56,15 +56,41 @@ def version() -> str:
 
 @functools.lru_cache(maxsize=64)
 def build(model_type: str, variant: str, seed: int) -> Any:
-    """A tiny model with the weights of this seed."""
+    """A tiny model with the weights of this seed. UnknownFamily where the library cannot build it."""
     family = next(each for each in variants(model_type) if each.variant == variant)
     library()
     try:
         module = importlib.import_module(f"mlx_lm.models.{family.module or model_type}")
     except ImportError as error:
-        raise NotInstalled(f"mlx-lm {version()} has no model {model_type}") from error
-    arguments = module.ModelArgs.from_dict({"model_type": model_type, **copy.deepcopy(family.config)})
-    return randomised(lambda: module.Model(arguments), seed)
+        raise NotInstalled(f"mlx-lm {version()} has no model {family.module or model_type}") from error
+    try:
+        arguments = module.ModelArgs.from_dict({"model_type": model_type, **copy.deepcopy(family.config)})
+        return randomised(lambda: module.Model(arguments), seed)
+    except Exception as error:  # whatever a constructor thinks of these numbers
+        raise UnknownFamily(
+            f"{_called(family, model_type)}: mlx-lm {version()} cannot build it: {_told(error)}"
+        ) from error
+
+
+def _called(family: Family, model_type: str) -> str:
+    return f"mlx_lm:{model_type} ({family.variant})"
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+
+
+def check_forward(family: Family, model_type: str, forward: Callable[[], object], calls: int) -> None:
+    """UnknownFamily for a configuration with which the model cannot go forward, or whose windows are not one for each
+    of its attention calls."""
+    try:
+        forward()
+    except Exception as error:  # of the library
+        raise UnknownFamily(f"{_called(family, model_type)}: a forward of two tokens raised {_told(error)}") from error
+    if family.windows and len(family.windows) != calls:
+        raise UnknownFamily(
+            f"{_called(family, model_type)}: windows has {len(family.windows)} numbers for {calls} attention calls"
+        )
 
 
 def randomised(make: Callable[[], Any], seed: int) -> Any:

@@ -19,7 +19,7 @@ from harness.targets.mlx_lm_catalogue import Family
 from harness.targets.mlx_lm_checkpoints import Checkpoint, load
 from harness.targets.mlx_lm_free import cache_free
 from harness.targets.mlx_lm_live import GivenMask, LiveSession, LiveWindow, StatefulKVCache
-from harness.targets.mlx_lm_models import Bounded, build, library, variants, version
+from harness.targets.mlx_lm_models import Bounded, UnknownFamily, build, library, variants, version
 from harness.targets.mlx_lm_session import Library, LibrarySession, probe
 from reference_models.engine import KVCache, MaskPolicy
 
@@ -164,6 +164,19 @@ class MlxLmTarget:
             return False
         make = functools.partial(self._library.make_prompt_cache, self._model)
         return len(self._calls) == len(self._leaves) and quantised.fit(self._model, make)
+
+    @property
+    def calls(self) -> int:
+        """Attention calls of a forward. UnknownFamily where the configuration names caches that there are not."""
+        if any(number >= len(self._with_keys) for _, number in self.family.calls):
+            raise UnknownFamily(
+                f"mlx_lm:{self.model_type}: calls names a cache beyond the {len(self._with_keys)} with keys"
+            )
+        return len(self._calls)
+
+    def first_forward(self) -> tuple[int, int]:
+        """How many calls of attention and of a rotation a forward makes. Raises what the model raises."""
+        return self._first_forward
 
     @functools.cached_property
     def _first_forward(self) -> tuple[int, int]:
