@@ -20,7 +20,7 @@ from harness.checkpoints.memory import Footprint
 from harness.target import Capability, Target
 from harness.targets import checkpoint as loaded
 from harness.targets import mlx_lm, naming, wire
-from harness.targets.checkpoint import device, device_kind
+from harness.targets.checkpoint import device
 from harness.targets.mlx_lm_target import LIVE_WINDOW, OWN
 from harness.targets.wire import WireTarget
 from harness.validation.verdict import LIBRARY
@@ -36,7 +36,7 @@ class EngineError(ValueError):
 class Engine(ABC):
     """``name``: as it was asked for; ``where`` the checkpoint was named; ``title``: its name; ``label``: of the engine
     in file names, "" for the reference engine; ``dtype``: as asked for; ``policies``: of the sides that it can run;
-    ``close``: ends what was started for it."""
+    ``own_word``: which weights it has loaded is only what it says; ``close``: ends what was started for it."""
 
     name: str
     where: str
@@ -46,6 +46,7 @@ class Engine(ABC):
     dtype: str | None
     policies: tuple[str, ...] = ("live", "offset")
     replay_options: str = ""
+    own_word: bool = False
     close: Callable[[], None] = staticmethod(lambda: None)
 
     @abstractmethod
@@ -105,11 +106,6 @@ class Engine(ABC):
     def device(self) -> str:
         """Where it computes."""
         return device()
-
-    @property
-    def device_kind(self) -> str:
-        """``cpu`` or ``gpu``, of this process."""
-        return device_kind()
 
 
 class ReferenceEngine(Engine):
@@ -236,7 +232,9 @@ class MlxLmEngine(_OfOthers):
 
 
 class WireEngine(_OfOthers):
-    """An engine in another process that serves the checkpoint. Which weights it has loaded is its own word."""
+    """An engine in another process that serves the checkpoint."""
+
+    own_word = True
 
     def __init__(self, where: str, dtype: str | None, command: str, limit: float) -> None:
         if dtype is not None:
@@ -257,6 +255,11 @@ class WireEngine(_OfOthers):
                 f"tokens, that of {where:.200} has {told}"
             )
         self.policies = ("live", "offset") if Capability.COUNTERPART in target.capabilities else ("live",)
+
+    @property
+    def needs(self) -> Footprint:
+        """Of its process, and of whoever reads the weights beside it."""
+        return dataclasses.replace(super().needs, weights=2 * super().needs.weights)
 
     @property
     def phrase(self) -> str:
@@ -285,10 +288,20 @@ class WireEngine(_OfOthers):
 
     def limits(self) -> tuple[str, ...]:
         said = (
-            "The engine runs in another process: that the weights which it serves are those of this checkpoint is its "
-            "own word, and so is what it tells of its caches and calls."
+            "The engine runs in another process: what it tells of its caches and calls is its own word, and so are the "
+            "weights that it serves, but for the greedy tokens that were compared."
         )
         return (said, *(f"Of the engine: {limit}." for limit in self._subject.limits))
+
+
+def reader_of(engine: Engine) -> tuple[Engine, str] | None:
+    """Who else can read the weights of the checkpoint, and under which policy; None where nobody can."""
+    for make, policy in ((ReferenceEngine, "live"), (MlxLmEngine, LIBRARY)):
+        try:
+            return make(engine.where, None), policy
+        except (checkpoints.CheckpointError, EngineError, naming.TargetError):
+            continue
+    return None
 
 
 def open_engine(name: str, where: str, dtype: str | None, limit: float) -> Engine:

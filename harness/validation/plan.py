@@ -30,6 +30,7 @@ from harness.operations import (
 from harness.seeds import derive_seed
 
 BOUNDED = "bounded"
+UNTRIMMED = "untrimmed"
 """The name of the program that a server runs; without it there is nothing to validate."""
 GROWTH = 256  # slots by which a cache may be larger than what it holds: less than that need not be given back
 
@@ -252,7 +253,7 @@ def _prompt(asked: Asked) -> list[Operation]:
 
 def _untrimmed(asked: Asked) -> Planned:
     decode = [Decode(asked.decode)] if asked.decode else []
-    return Planned("untrimmed", "the prompt without a bound", Program((*_prompt(asked), *decode)))
+    return Planned(UNTRIMMED, "the prompt without a bound", Program((*_prompt(asked), *decode)))
 
 
 def _bounded(asked: Asked) -> Planned:

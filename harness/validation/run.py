@@ -24,14 +24,15 @@ from harness.recording import record as record_trace
 from harness.reporting import check_writable, record_text, versions, write_atomically, write_pages
 from harness.reporting.checkpoint import SCHEMA, SCHEMA_VERSION, checkpoint_markdown
 from harness.target import Target
+from harness.targets.checkpoint import device_kind
 from harness.terminal import INTERRUPTS
-from harness.validation.engines import Engine, EngineError
+from harness.validation.engines import Engine, EngineError, reader_of
 from harness.validation.journal import Journal, key_of
 from harness.validation.judged import WATCHED, claimed
 from harness.validation.limits import limits
 from harness.validation.measuring import measure
-from harness.validation.plan import BOUNDED, Asked, Plan
-from harness.validation.verdict import A_A, PLANTED, acceptance
+from harness.validation.plan import BOUNDED, UNTRIMMED, Asked, Plan
+from harness.validation.verdict import A_A, PLANTED, READER, acceptance
 
 SILENCE = 10.0  # seconds after which a program says how far it is
 KINDS = ("json", "md", "html")
@@ -69,7 +70,7 @@ class Validation:
         parts += [f"{sign}{number}" for sign, number, default in numbers if number != default]
         parts += [f"{side}-{policy}" for side, policy in self.sides.items() if (side, policy) not in _UNTOLD]
         parts += [engine.dtype] if engine.dtype else []
-        parts += [kind] if (kind := engine.device_kind) != "cpu" else []
+        parts += [kind] if (kind := device_kind()) != "cpu" else []
         return self.out / "checkpoints" / "-".join(parts)
 
     def file(self, suffix: str) -> Path:
@@ -116,8 +117,11 @@ def run(wanted: Validation, say: Callable[[str], None]) -> dict[str, Any]:
     wanted = dataclasses.replace(wanted, plan=plan)
     judges, left_out = claimed(target, plan, engine.compared)
     journal = Journal(wanted.file("partial.jsonl"), key_of(_decides(wanted)))
-    sides, names = set(wanted.sides), {planned.name for planned in plan.programs}
+    sides, names = {*wanted.sides, READER}, {planned.name for planned in plan.programs}
     journal.steps = {(s, p): result for (s, p), result in journal.steps.items() if s in sides and p in names}
+    if journal.steps and engine.own_word and not _answers_as_before(wanted, journal, say):
+        say("the engine does not answer as it did: everything is measured again")
+        journal.steps = {}
     if journal.steps:
         told = ", ".join("/".join(names) for names in journal.steps)
         say(f"goes on behind {len(journal.steps)} finished steps ({told})")
@@ -140,7 +144,12 @@ def run(wanted: Validation, say: Callable[[str], None]) -> dict[str, Any]:
                 f"{side}/{planned.name}: {result['forwards']} forwards, {found or 'no'} "
                 f"finding{'' if found == 1 else 's'}, {time.monotonic() - since:.1f} s"
             )
-    results: dict[str, dict[str, Any]] = {side: {} for side in wanted.sides}
+    if engine.own_word and (READER, UNTRIMMED) not in journal.steps and (reader := reader_of(engine)) is not None:
+        other, policy = reader
+        planned = next(planned for planned in plan.programs if planned.name == UNTRIMMED)
+        say(f"reading the weights with {other.phrase}")
+        journal.add(READER, UNTRIMMED, measure(other.target(policy), planned, (), _forget, _tick(READER, say)))
+    results: dict[str, dict[str, Any]] = {side: {} for side in (*wanted.sides, *([READER] if engine.own_word else []))}
     for (side, program), result in journal.steps.items():
         results[side][program] = result
     data = _record(wanted, judges, (*lacking, *limits(engine, plan, left_out)), results, time.monotonic() - started)
@@ -148,6 +157,17 @@ def run(wanted: Validation, say: Callable[[str], None]) -> dict[str, Any]:
     write_pages(wanted.file("json"), checkpoint_markdown(data), data["findings"], wanted.out)
     journal.remove()
     return data
+
+
+def _answers_as_before(wanted: Validation, journal: Journal, say: Callable[[str], None]) -> bool:
+    """Another process may serve other weights than it did: the first of the finished programs is run once more."""
+    (side, name), result = next(iter(journal.steps.items()))
+    if side not in wanted.sides:
+        return False
+    planned = next(planned for planned in wanted.plan.programs if planned.name == name)
+    target = wanted.engine.target(wanted.sides[side], planned.path)
+    again = measure(target, planned, (), _forget, _tick(f"{side}/{name} again", say))
+    return bool(again["digests"] == result["digests"])
 
 
 def _runnable(plan: Plan, target: Target, engine: Engine) -> tuple[Plan, tuple[str, ...]]:

@@ -20,6 +20,8 @@ A_A = "same_program_same_bytes"
 NO_FIT = "[broadcast_shapes]"
 """What MLX says of a mask that does not fit."""
 PLANTED = "offset"
+READER = "reader"
+"""The side of whoever else can read the weights, where which weights an engine serves is its own word."""
 LIBRARY = "library"
 """In the place of a mask policy: the engine's own caches, whose front cannot be trimmed."""
 _WORST = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.VACUOUS)
@@ -55,9 +57,13 @@ def acceptance(
         # Other caches hand their rows to attention in another order: of those the bytes may differ.
         rows += [] if sides["before"] == LIBRARY else [_same_bytes(results)]
         rows.append(_same_greedy(results))
+    if READER in results:
+        rows += [shows(claimed), _weights(results)]
     met = {row.result for row in rows}
     verdict = next((worst for worst in _WORST if worst in met), Verdict.PASS)
-    return tuple(rows), verdict, _reason(verdict, rows)
+    left = [planned.name for planned in plan.programs if planned.decisive and planned.name not in results["after"]]
+    without = f"; not run: {', '.join(left)}" if left else ""
+    return tuple(rows), verdict, _reason(verdict, rows) + without
 
 
 def control_side(sides: Mapping[str, str]) -> str | None:
@@ -154,13 +160,33 @@ def _same_bytes(results: Results) -> Row:
     return Row(criterion, Verdict.FAIL, f"{differ} of {len(after)} forwards differ", len(after))
 
 
-def _same_greedy(results: Results) -> Row:
+def shows(claimed: Sequence[Property]) -> Row:
+    """An engine that neither shows what attention is given nor has its logits compared could do anything."""
+    judged = [prop.id for prop in claimed if prop.needs & (_SEEN | {Capability.WITNESS, Capability.CACHE_FREE})]
+    criterion = "the engine shows masks and positions, or its logits are compared"
+    if judged:
+        return Row(criterion, Verdict.PASS, ", ".join(judged), len(judged))
+    return Row(criterion, Verdict.VACUOUS, "it shows neither, and has no forward without a cache", 0)
+
+
+def _weights(results: Results) -> Row:
+    criterion = "the weights are those of the checkpoint: greedy tokens of the untrimmed prompt, read by another engine"
+    if not results[READER]:
+        evidence = "nobody else here can read this checkpoint: which weights are served is the engine's own word"
+        return Row(criterion, Verdict.VACUOUS, evidence, 0)
+    return _same_greedy(results, READER, criterion)
+
+
+def _same_greedy(
+    results: Results,
+    side: str = "before",
+    criterion: str = "greedy tokens are those of the before side, where both are decided",
+) -> Row:
     """Forward by forward as far as both sides got, at tokens that both decide."""
-    criterion = "greedy tokens are those of the before side, where both are decided"
     decided = total = 0
     different = []
     for name, after in results["after"].items():
-        before = results["before"].get(name, {"greedy": []})  # caches without a front trim run the untrimmed one alone
+        before = results[side].get(name, {"greedy": []})  # caches without a front trim run the untrimmed one alone
         for mine, theirs in zip(after["greedy"], before["greedy"], strict=False):
             both = [(a, b) for a, b in zip(mine, theirs, strict=False) if a >= 0 and b >= 0]
             total += len(mine)

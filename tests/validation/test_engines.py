@@ -14,7 +14,11 @@ import jsonschema
 import pytest
 
 from harness.cli import main
+from harness.findings import Verdict
 from harness.reporting.checkpoint import load_checkpoint_schema
+from harness.validation import measuring
+from harness.validation.verdict import shows
+from properties import ALL, BY_ID
 from tests.validation.conftest import Synth, Validate
 
 ROOT = Path(__file__).parents[2]
@@ -102,11 +106,61 @@ def test_an_engine_in_another_process(synth: Synth, validate: Validate, tmp_path
     right = validate(folder, "--engine", command)
     assert right.record is not None and (right.code, right.record["verdict"]) == (0, "PASS"), right.out
     VALIDATOR.validate(right.record)
-    assert "is its own word" in right.record["limits"][0] and right.row(CAUGHT)["decisive_steps"] == 2
+    assert "its own word" in right.record["limits"][0] and right.row(CAUGHT)["decisive_steps"] == 2
     wrong = validate(folder, "--engine", command, "--after", "offset")
     assert wrong.record is not None and wrong.record["verdict"] == "FAIL"
     replay = wrong.record["findings"][0]["replay"].split()
     assert replay[-1] == "--run-command" and main(["replay", *replay[2:]]) == 1
+
+
+WEIGHTS = "the weights are those of the checkpoint: greedy tokens of the untrimmed prompt, read by another engine"
+SHOWS = "the engine shows masks and positions, or its logits are compared"
+
+
+@needs_mlx_lm
+def test_an_engine_with_other_weights_fails_however_right_its_masks_are(synth: Synth, validate: Validate) -> None:
+    folder, other = synth("olmo3"), synth("olmo3", seed=5)
+    command = f"wire:{sys.executable} -m harness.wire.worker mlx_lm:{other}@live-window"
+    wrong = validate(folder, "--engine", command)
+    assert wrong.record is not None and wrong.record["verdict"] == "FAIL", wrong.out
+    assert wrong.row(WEIGHTS)["result"] == "FAIL" and wrong.row(SHOWS)["result"] == "PASS"
+    right = validate(folder, "--engine", f"wire:{sys.executable} -m harness.wire.worker mlx_lm:{folder}@live-window")
+    assert right.record is not None and right.record["verdict"] == "PASS", right.out
+    assert right.row(WEIGHTS)["decisive_steps"] > 20
+
+
+def test_an_engine_that_shows_nothing_proves_nothing() -> None:
+    blind = [prop for prop in ALL if not prop.needs]
+    assert blind and shows(blind).result is Verdict.VACUOUS
+    for name in ("mask_key_axis_equals_live_keys", "positions_are_absolute", "outputs_equal_the_cache_free_forward"):
+        assert shows([*blind, BY_ID[name]]).result is Verdict.PASS
+
+
+@needs_mlx_lm
+def test_a_process_that_serves_other_weights_since_does_not_go_on(
+    synth: Synth, validate: Validate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that names a link, which led to another checkpoint when the first half was measured."""
+    folder, link = synth("olmo3"), tmp_path / "served"
+    link.symlink_to(synth("olmo3", seed=5))
+    command = f"wire:{sys.executable} -m harness.wire.worker mlx_lm:{link}@live-window"
+    whole = measuring.measure
+    calls = []
+
+    def stops(*given: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return whole(*given)
+
+    monkeypatch.setattr("harness.validation.run.measure", stops)
+    assert validate(folder, "--engine", command).record is None and len(calls) == 3
+    monkeypatch.setattr("harness.validation.run.measure", whole)
+    link.unlink()
+    link.symlink_to(folder)
+    right = validate(folder, "--engine", command)
+    assert "does not answer as it did" in right.err + right.out
+    assert right.record is not None and right.record["verdict"] == "PASS", right.out
 
 
 def test_a_worker_that_serves_something_else_is_refused(synth: Synth, validate: Validate, tmp_path: Path) -> None:

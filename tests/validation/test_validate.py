@@ -235,8 +235,6 @@ def test_a_folder_where_a_report_would_go_is_no_crash(synth: Synth, validate: Va
     ],
 )
 def test_a_report_is_named_by_what_is_not_as_usual(asked: Asked, sides: dict[str, str], name: str) -> None:
-    engine: Any = SimpleNamespace(
-        title="x", digests=SimpleNamespace(digest="0123456789"), label="", dtype=None, device_kind="cpu"
-    )
+    engine: Any = SimpleNamespace(title="x", digests=SimpleNamespace(digest="0123456789"), label="", dtype=None)
     plan: Any = SimpleNamespace(asked=asked)
     assert Validation(engine, plan, sides, Path("o"), "", 0).stem == Path("o") / "checkpoints" / name
