@@ -8,6 +8,7 @@ runs its part of them; each gets the programs that a run of the whole target wou
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,8 @@ def pytest_collection(session: pytest.Session) -> None:
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     """Add a test for every configuration of every target, or those of them that are named."""
     chosen = config.stash[_CHOSEN]
+    if odd := [name for name in chosen if not re.fullmatch(rf"{_ROOT}::[^\[]+\[.+\]", name)]:
+        raise pytest.UsageError(f"not found: {odd[0]} (a test is called {_ROOT}::TARGET[CONFIGURATION])")
     given: list[str] = config.getoption("--kv-target")
     given = given + [name.removeprefix(f"{_ROOT}::").rpartition("[")[0] for name in chosen]
     if not given:

@@ -64,6 +64,14 @@ def test_a_name_that_is_none_of_them_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == pytest.ExitCode.USAGE_ERROR and f"kv-harness::{RIGHT}[planted bug]" in line
 
 
+@pytest.mark.parametrize("name", ["kv-harness::", f"kv-harness::{RIGHT}", f"kv-harness::{RIGHT}[", "kv-harness::[x]"])
+def test_a_name_without_its_configuration_is_one_line(tmp_path: Path, name: str) -> None:
+    done = in_a_project(tmp_path, "--kv-profile", "smoke", name)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert line.endswith(f"not found: {name} (a test is called kv-harness::TARGET[CONFIGURATION])")
+
+
 def test_what_is_collected_is_counted_and_listed(tmp_path: Path) -> None:
     done = in_a_project(tmp_path, *smoke(RIGHT, "--collect-only"), tests="def test_theirs(): pass\n")
     assert done.returncode == 0 and "collected 3 items" in done.stdout
