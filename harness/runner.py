@@ -132,6 +132,8 @@ def run_families(runs: Sequence[Run], *, strict: bool, jobs: int = 1, history: b
         if data["partial"]:
             print(f"interrupted in {name}; its report is marked partial")
     missing = [run.name for number, run in enumerate(runs) if number not in records]
+    if empty == len(runs):
+        print(f"nothing was judged: no configuration is in shard {first.shard}")
     if len(missing) > empty:
         print(f"not run: {', '.join(missing)}")
         code = code or 1

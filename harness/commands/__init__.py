@@ -36,6 +36,22 @@ def limit_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def file_to_write(text: str) -> Path:
+    """The type of an option that names a file to write; refused before anything is done where there can be none."""
+    path = Path(text)
+    if not text.strip():
+        raise argparse.ArgumentTypeError("names no file")
+    try:
+        path.resolve()
+        if (path.exists() or path.name in ("", "..")) and not path.is_file():
+            raise argparse.ArgumentTypeError(f"{text}: not a regular file")
+        if not path.parent.is_dir():
+            raise argparse.ArgumentTypeError(f"{text}: no such folder as {path.parent}")
+    except (OSError, RuntimeError, ValueError) as error:  # a name too long, a link to itself, a null byte
+        raise argparse.ArgumentTypeError(f"{text!r:.200}: {getattr(error, 'strerror', None) or error}") from error
+    return path
+
+
 def _folder(text: str) -> Path:
     if not text.strip():
         raise argparse.ArgumentTypeError("names no folder (for this one, say .)")

@@ -7,14 +7,14 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from harness.commands import UsageError
+from harness.commands import UsageError, file_to_write
 
 
 def register(commands: Any) -> None:
     """Add the command to the subparsers of the command line."""
     explain = commands.add_parser("explain", help="walk through a trace file step by step, in plain words")
     explain.add_argument("file", type=Path)
-    explain.add_argument("--html", type=Path, metavar="FILE", help="also as a page with pictures")
+    explain.add_argument("--html", type=file_to_write, metavar="FILE", help="also as a page with pictures")
     explain.set_defaults(act=_explain)
 
 

@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from harness.commands import UsageError, limit_option
+from harness.commands import UsageError, file_to_write, limit_option
 from harness.museum import Exhibit, ManifestError, exhibits
 from harness.museum.environments import NoEnvironment, environment
 from harness.profiles import PROFILES
@@ -144,7 +144,7 @@ def register(commands: Any) -> None:
     )
     museum.add_argument("--profile", choices=list(PROFILES), default="quick", help="budget (default: quick)")
     museum.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
-    museum.add_argument("--json", type=Path, metavar="FILE", help="write what was measured there, too")
+    museum.add_argument("--json", type=file_to_write, metavar="FILE", help="write what was measured there, too")
     limit_option(museum)
     museum.set_defaults(act=_museum)
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from harness.commands import UsageError, out_option
+from harness.commands import UsageError, file_to_write, out_option
 
 FOLDERS = ("families", "targets")
 CHECKPOINTS = ("checkpoints",)
-_WORST = ("FAIL", "INCONCLUSIVE", "VACUOUS", "PASS")
+_NO_RECORD = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What a file that holds something else raises as it is read, and as a page is made of it."""
 
 
 def register(commands: Any) -> None:
@@ -30,16 +31,17 @@ def register(commands: Any) -> None:
         help="first take over the records, findings and history of this folder of reports; may be repeated",
     )
     report.add_argument("--history", action="store_true", help="add a line for every report that was made of shards")
-    report.add_argument("--issue", type=Path, metavar="FILE", help="what is not PASS, as the text of an issue")
+    report.add_argument("--issue", type=file_to_write, metavar="FILE", help="what is not PASS, as the text of an issue")
     report.set_defaults(act=_report)
 
 
 def _report(arguments: argparse.Namespace) -> int:
     from harness.reporting import history as past
-    from harness.reporting import html_page, write_atomically, write_pages
+    from harness.reporting import html_page, record_text, write_atomically, write_pages
     from harness.reporting.grids import over_time
     from harness.reporting.history import FILE, OVER_TIME, HistoryError, checkpoints_table, index_markdown
     from harness.reporting.issue import issue_markdown
+    from harness.reporting.kill_matrix import write_matrix
     from harness.reporting.text import escape
 
     out: Path = arguments.out
@@ -47,15 +49,27 @@ def _report(arguments: argparse.Namespace) -> int:
         if not folder.is_dir():
             raise UsageError(f"{folder}: no such folder of reports")
     try:
-        for other in arguments.merge:
-            _take_over(out, other)
-        whole = _put_together(out)
+        # All is read and compared before anything is written: an error leaves every file as it was.
+        records = _gathered([out, *arguments.merge])
+        whole = _put_together(records, out)
         matrix = _matrix(out, arguments.merge)
+        for folder in (out, *arguments.merge):
+            past.read(folder / FILE)
+        for place, record in records.items():
+            path, whole_text = out / place, record_text(record)
+            if not path.exists() or path.read_text(encoding="utf-8") != whole_text:
+                write_atomically(path, whole_text)
+        for folder in arguments.merge:
+            _take_findings(out, folder)
+        if matrix is not None:
+            write_matrix(out / "faults", matrix)
         history = past.merge(out / FILE, [other / FILE for other in arguments.merge])
         if arguments.history:
             history = past.add_new(out / FILE, whole)
-        found = [(path, _read(path)) for path in _records(out, FOLDERS)]
-        validated = [(path, _read(path)) for path in _records(out, CHECKPOINTS)]
+        found, validated = (
+            [(out / place, record) for place, record in sorted(records.items()) if place.parts[0] in folders]
+            for folders in (FOLDERS, CHECKPOINTS)
+        )
         for path, record in (*found, *validated):
             write_pages(path, _markdown(record), record["findings"], out)
         text = index_markdown([record for _, record in found], _pages(found, out), history)
@@ -70,7 +84,8 @@ def _report(arguments: argparse.Namespace) -> int:
         write_atomically(out / "index.md", text)
         write_atomically(out / "index.html", html_page(text, {OVER_TIME: grids}))
         if arguments.issue is not None:
-            write_atomically(arguments.issue, issue_markdown([record for _, record in found]))
+            reports = [record for _, record in found]
+            write_atomically(arguments.issue, issue_markdown(reports, past.without_report(reports, history)))
     except HistoryError as error:
         raise UsageError(str(error)) from error
     except OSError as error:
@@ -84,29 +99,23 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _matrix(out: Path, others: Sequence[Path]) -> dict[str, Any] | None:
-    """The kill matrices of these folders as one, written to ``out``; None where there is none. UsageError for a file
-    that holds none, and for some that do not compare."""
-    from harness.reporting.kill_matrix import NAME, matrix_markdown, merged, write_matrix
+    """The kill matrices of these folders as one; None where there is none. UsageError for a file that holds none, and
+    for one that does not compare with the first."""
+    from harness.reporting.kill_matrix import NAME, checked, merged
 
-    records = []
+    records: list[dict[str, Any]] = []
     for path in (folder / "faults" / f"{NAME}.json" for folder in (out, *others)):
-        if path.exists():
-            try:
-                records.append(json.loads(path.read_text(encoding="utf-8")))
-                merged(records[-1:])
-                matrix_markdown(records[-1])
-            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                raise UsageError(
-                    f"{path}: no kill matrix ({type(error).__name__}: {error!s:.80}); remove it"
-                ) from error
-    if not records:
-        return None
-    try:
-        record = merged(records)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    write_matrix(out / "faults", record)
-    return record
+        if not path.exists():
+            continue
+        try:
+            records.append(checked(_loaded(path)))
+        except _NO_RECORD as error:
+            raise UsageError(f"{path}: no kill matrix ({_why(error)}); remove it") from error
+        try:
+            merged([records[0], records[-1]])
+        except ValueError as error:
+            raise UsageError(f"{path}: {error}") from error
+    return merged(records) if records else None
 
 
 def _pages(found: Sequence[tuple[Path, dict[str, Any]]], out: Path) -> list[str]:
@@ -120,70 +129,99 @@ def _markdown(record: dict[str, Any]) -> str:
     return checkpoint_markdown(record) if record.get("schema") == SCHEMA else family_markdown(record)
 
 
-def _records(out: Path, folders: Sequence[str]) -> Iterator[Path]:
-    for folder in folders:
-        yield from sorted((out / folder).glob("*.json"))
+def _loaded(path: Path) -> Any:
+    """What the file holds. ValueError also for a number that JSON lacks."""
+    from harness.reporting import record_text
+
+    data = json.loads(path.read_text(encoding="utf-8"))
+    record_text(data)
+    return data
+
+
+def _why(error: Exception) -> str:
+    return f"{type(error).__name__}: {error!s:.80}"
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A record. UsageError where it is none."""
+    """A record. UsageError where it is none: all that is made of a record must come about."""
+    from harness.reporting.history import checked, checkpoints_table, entry
+    from harness.reporting.issue import issue_markdown
+    from harness.reporting.shards import whole_record
+
     try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        _markdown(record)
+        record: dict[str, Any] = _loaded(path)
+        _markdown(record).encode()
         for found in record["findings"]:
             found["replay"] is None or shlex.split(found["replay"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UsageError(f"{path}: no record of a report ({type(error).__name__}: {error!s:.80}); remove it") from error
+        if path.parent.name in CHECKPOINTS:
+            checkpoints_table([record], [""])
+        else:
+            checked(entry(record, ""))
+            issue_markdown([record])
+        if "shards" in record:
+            whole_record([record])
+    except _NO_RECORD as error:
+        raise UsageError(f"{path}: no record of a report ({_why(error)}); remove it") from error
     return record
 
 
-def _take_over(out: Path, other: Path) -> None:
-    """Records and findings of another folder. Of two records of one name the worse one stays: in whatever order folders
-    are taken over, and however often, the result is the same."""
-    from harness.reporting import replace, write_atomically
+def _gathered(folders: Sequence[Path]) -> dict[Path, dict[str, Any]]:
+    """Every record of these folders by its place in them. Of two of one place see ``worse``: in whatever order, and
+    however often, the result is the same. UsageError for a shard that two runs have."""
+    from harness.reporting.shards import SHARDS, ShardError, check_same, worse
 
-    for path in (*_records(other, (*FOLDERS, *CHECKPOINTS)), *_shards(other)):
-        record, mine = _read(path), out / path.relative_to(other)
-        if not mine.exists() or _rank(record) < _rank(_read(mine)):
-            write_atomically(mine, path.read_text(encoding="utf-8"))
+    records: dict[Path, dict[str, Any]] = {}
+    of: dict[Path, tuple[Path, dict[str, Any]]] = {}
+    kinds = (*FOLDERS, *CHECKPOINTS, *(f"{SHARDS}/{kind}/*" for kind in FOLDERS))
+    for folder in dict.fromkeys(folders):
+        for path in sorted(path for kind in kinds for path in folder.glob(f"{kind}/*.json")):
+            place, record = path.relative_to(folder), _read(path)
+            first, one = of.setdefault(place.parent if place.parts[0] == SHARDS else place, (path, record))
+            try:
+                if place.parts[0] == SHARDS:
+                    check_same(one, record)
+                records[place] = worse(records[place], record) if place in records else record
+            except ShardError as error:
+                raise UsageError(f"{path} and {first}: no shards of one run: {error}; remove the older ones") from error
+            except _NO_RECORD as error:
+                raise UsageError(f"{path} and {first}: no records of one kind ({_why(error)})") from error
+    return records
+
+
+def _put_together(records: dict[Path, dict[str, Any]], out: Path) -> list[dict[str, Any]]:
+    """Make a record of every run whose shards are there; returns these. It takes the place of one of a PASS, and of one
+    of the same run with no more shards; of others the worse one stays. UsageError where these are no shards of one run.
+    """
+    from harness.reporting.shards import SHARDS, ShardError, covers, whole_record, worse
+
+    made = []
+    for folder in sorted({place.parent for place in records if place.parts[0] == SHARDS}):
+        try:
+            record = whole_record([each for place, each in sorted(records.items()) if place.parent == folder])
+        except ShardError as error:
+            raise UsageError(f"{out / folder}: no shards of one run: {error}; remove the older ones") from error
+        except _NO_RECORD as error:
+            raise UsageError(f"{out / folder}: no records of shards ({_why(error)}); remove them") from error
+        made.append(record)
+        place = folder.relative_to(SHARDS)
+        place = place.with_name(f"{place.name}.json")
+        old = records.get(place)
+        if old is None or covers(record, old) or ("shards" in old and old["verdict"] == "PASS"):
+            records[place] = record
+            continue
+        records[place] = worse(record, old)
+        if record["verdict"] != records[place]["verdict"]:
+            print(f"{place}: stays {old['verdict']}, its shards say {record['verdict']}; remove it where it is older")
+    return made
+
+
+def _take_findings(out: Path, other: Path) -> None:
+    from harness.reporting import replace
+
     for path in sorted((other / "findings").glob("*.json")):
         (out / "findings").mkdir(parents=True, exist_ok=True)
         replace(out / "findings" / path.name, partial(_copy, path))
 
 
-def _put_together(out: Path) -> list[dict[str, Any]]:
-    """Make a record of every run whose shards are there, in the place of an older one of shards, or of a better one of
-    a whole run; returns them. UsageError where records in one folder are not shards of one run."""
-    from harness.reporting import record_text, write_atomically
-    from harness.reporting.shards import SHARDS, ShardError, whole_record
-
-    made = []
-    for folder in sorted({path.parent for path in _shards(out)}):
-        try:
-            record = whole_record([_read(path) for path in sorted(folder.glob("*.json"))])
-        except (ShardError, KeyError) as error:
-            raise UsageError(
-                f"{folder}: its records are no shards of one run: {error}; remove the older ones"
-            ) from error
-        path = out / folder.relative_to(out / SHARDS)
-        path = path.with_name(f"{path.name}.json")
-        if not path.exists() or "shards" in (old := _read(path)) or _rank(record) < _rank(old):
-            write_atomically(path, record_text(record))
-            made.append(record)
-    return made
-
-
-def _shards(out: Path) -> list[Path]:
-    from harness.reporting.shards import SHARDS
-
-    return sorted(path for folder in FOLDERS for path in (out / SHARDS / folder).glob("*/*.json"))
-
-
 def _copy(path: Path, file: BinaryIO) -> None:
     file.write(path.read_bytes())
-
-
-def _rank(record: dict[str, Any]) -> tuple[int, int, str]:
-    """Lower is kept: worse, then of more programs."""
-    at = _WORST.index(record["verdict"]) if record["verdict"] in _WORST else len(_WORST)
-    return at, -record.get("programs", 0), json.dumps(record, sort_keys=True)

@@ -41,8 +41,10 @@ def replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
             # Before the rename, or a power cut could leave the new name on an empty file.
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is not None:
+            error.filename, error.filename2 = str(path), None  # nobody asked for the temporary file
         raise
 
 

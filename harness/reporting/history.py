@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from harness.findings import Verdict
 from harness.reporting.files import write_atomically
 from harness.reporting.grids import MOST_RUNS
 from harness.reporting.text import escape, table
@@ -61,31 +61,42 @@ def read(file: Path) -> list[Entry]:
     entries = []
     for number, line in enumerate(lines, 1):
         try:
-            entries.append(_checked(json.loads(line)))
+            entries.append(checked(json.loads(line)))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise HistoryError(f"{file}: line {number} is no entry ({error!r:.80}); remove it") from error
     return sorted(entries, key=_order)
 
 
+_MOST = 10**15
+_WORDS = tuple(verdict.value for verdict in Verdict)
 _NAMES = (
     *("at", "target", "policy", "profile", "seed", "verdict", "partial"),
     *("programs", "seconds", "decisive_steps", "broken", "verdicts", "versions"),
 )
 
 
-def _checked(one: Any) -> Entry:
-    """ValueError or TypeError where a field is missing, or is not what it should be."""
+def checked(one: Any) -> Entry:
+    """An entry. ValueError, KeyError or TypeError where a field is missing, or is not what it should be."""
     made = {name: one[name] for name in _NAMES if name != "verdicts"} | {"verdicts": one.get("verdicts", {})}
     texts = all(isinstance(made[name], str) for name in ("at", "target", "policy", "profile", "verdict"))
-    whole = all(type(made[name]) is int for name in ("seed", "programs", "decisive_steps"))
-    seconds = isinstance(made["seconds"], (int, float)) and math.isfinite(made["seconds"])
+    whole = all(type(made[name]) is int and 0 <= made[name] <= _MOST for name in ("seed", "programs", "decisive_steps"))
+    seconds = type(made["seconds"]) in (int, float) and (made["seconds"] == 0 or 1e-3 <= made["seconds"] <= _MOST)
     broken = isinstance(made["broken"], list) and all(isinstance(name, str) for name in made["broken"])
     told = made["verdicts"]
-    verdicts = isinstance(told, dict) and all(isinstance(word, str) for word in told.values())
+    verdicts = isinstance(told, dict) and all(word in _WORDS for word in told.values())
+    verdicts = verdicts and made["verdict"] in ("PASS", *BAD)
     if not (texts and whole and seconds and broken and verdicts and type(made["partial"]) is bool):
         raise TypeError("a field is not of its type")
     _line(made)
+    json.dumps(made, ensure_ascii=False).encode()  # or no page could hold it
     return made
+
+
+def without_report(records: Sequence[Mapping[str, Any]], history: Sequence[Entry]) -> list[str]:
+    """The targets that history knows and of which no report is there."""
+    known = {(record["target"], record["policy"]) for record in records}
+    gone = [(one["target"], one["policy"]) for one in history if (one["target"], one["policy"]) not in known]
+    return [_label(*name) for name in dict.fromkeys(gone)]
 
 
 def append(file: Path, entries: Iterable[Entry]) -> None:
@@ -164,13 +175,14 @@ def index_markdown(records: Sequence[Mapping[str, Any]], pages: Sequence[str], h
         target, policy = name
         whole = [one for one in runs if not one["partial"]]
         good = next((one for one in reversed(whole) if one["verdict"] == "PASS"), None)
-        since = whole if good is None else whole[whole.index(good) + 1 :]
+        told = [one for one in runs if not one["partial"] or one["verdict"] == "FAIL"]
+        since = told if good is None else told[told.index(good) + 1 :]
         bad = next((one for one in since if one["verdict"] in BAD), None)
         speeds = [one["programs"] / one["seconds"] for one in whole if one["seconds"]]
         rows.append(
             (
                 _label(target, policy),
-                now[name]["verdict"] if name in now else runs[-1]["verdict"],
+                now[name]["verdict"] if name in now else "no report",
                 "-" if good is None else _when(good),
                 "-" if bad is None else f"{_when(bad)}: {', '.join(bad['broken']) or bad['verdict']}",
                 f"{len(runs):,}",
@@ -181,7 +193,8 @@ def index_markdown(records: Sequence[Mapping[str, Any]], pages: Sequence[str], h
             )
         )
     about = (
-        "last good: the newest whole run that passed; first bad since: the first one behind it that did not. Bars are "
+        "last good: the newest whole run that passed; first bad since: the first one behind it that did not, or "
+        f"an interrupted one that FAILs. Bars are "
         f"the last {_TREND} whole runs, the number the newest. Speeds of different machines do not compare."
     )
     return "\n\n".join(("# Reports", table(_HEADERS, rows, right={4, 5}) if rows else "None yet.", about)) + "\n"

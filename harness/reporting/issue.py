@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.reporting.text import block, count, escape
+from harness.reporting.text import block, code, count
 
 MOST = 60_000  # characters; GitHub takes 65,536
+_GONE = 50
 
 
-def issue_markdown(records: Sequence[Mapping[str, Any]]) -> str:
-    """Empty where all is PASS. What would make it too long is left out, and counted."""
+def issue_markdown(records: Sequence[Mapping[str, Any]], gone: Sequence[str] = ()) -> str:
+    """Empty where all is PASS and nothing is ``gone``, targets without a report. What would make it too long is left
+    out, and counted. What a record says is in code: a name in it calls nobody, and a number links nowhere."""
     bad = [record for record in records if record["verdict"] != "PASS"]
-    if not bad:
+    if not bad and not gone:
         return ""
     parts = [f"{count(len(bad), 'report')} of {len(records):,} {'is' if len(bad) == 1 else 'are'} not PASS."]
-    left, room = 0, MOST - len(parts[0]) - 100
+    if gone:
+        more = f" and {len(gone) - _GONE:,} more" if len(gone) > _GONE else ""
+        names = ", ".join(code(f"{name:.200}") for name in gone[:_GONE])
+        parts.append(f"No report, though history knows them: {names}{more}.")
+    left, room = 0, MOST - sum(map(len, parts)) - 100
     for record in bad:
         for part in (_heading(record), *map(_finding, record["findings"])):
             if len(part) + 2 > room:
@@ -32,11 +38,11 @@ def issue_markdown(records: Sequence[Mapping[str, Any]]) -> str:
 def _heading(record: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {record['versions'][name]}" for name in ("kv-harness", "mlx", "platform"))
     return (
-        f"## {escape(record['target'])}: {record['verdict']}\n\n{escape(record['verdict_reason'])}\n\n"
-        f"{escape(versions)}, {escape(record['device'])}\n\n{block(record['command'])}"
+        f"## {code(record['target'])}: {record['verdict']}\n\n{code(record['verdict_reason'])}\n\n"
+        f"{code(versions)}, {code(record['device'])}\n\n{block(record['command'])}"
     )
 
 
 def _finding(found: Mapping[str, Any]) -> str:
     said = (found["message"], f"program   {found['program']}", f"replay    {found['replay']}")
-    return f"### {escape(found['property'])}\n\n{escape(found['target'])}\n\n{block(chr(10).join(said))}"
+    return f"### {code(found['property'])}\n\n{code(found['target'])}\n\n{block(chr(10).join(said))}"

@@ -137,6 +137,26 @@ def merged(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def checked(record: Any) -> dict[str, Any]:
+    """A matrix that is one. ValueError, LookupError, TypeError or AttributeError where it is not."""
+    texts = [record[name] for name in ("profile", "device", "command")]
+    texts += [*record["versions"].values(), *(one[name] for one in record["hunts"] for name in ("fault", "run"))]
+    texts += [one["by"] for one in record["hunts"] if one["by"] is not None]
+    whole = [*record["seeds"], *(one[name] for one in record["hunts"] for name in ("seed", "programs"))]
+    measured = [one[name] for one in record["hunts"] for name in ("after", "seconds", "operations")]
+    if not (
+        all(isinstance(text, str) for text in texts)
+        and all(type(number) is int for number in whole)
+        and all(number is None or type(number) in (int, float) for number in measured)
+        and all(type(one["named"]) is bool for one in record["hunts"])
+    ):
+        raise TypeError("a field is not of its type")
+    made = merged([record])
+    matrix_markdown(made).encode()
+    kill_matrix(made)
+    return dict(record)
+
+
 def write_matrix(folder: Path, record: Mapping[str, Any]) -> None:
     """Record, Markdown, and the page with its picture."""
     markdown, picture = matrix_markdown(record), kill_matrix(record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,11 @@ SHARDS = "shards"
 """The folder of their records, within that of reports; below it they lie where the record of the whole would."""
 MOST = 1000
 Record = Mapping[str, Any]
-_SAME = ("schema_version", "target", "policy", "profile", "budget", "seed")
-"""What shards of one run have in common; the versions of harness and MLX as well."""
+_SAME = ("schema_version", "target", "policy", "profile", "budget", "seed", "device", "versions")
+"""What shards of one run have in common."""
+_ANY = ("python", "platform", "pytest", "pytest-xdist", "tabulate")
+"""Versions that may differ: they decide no result."""
+_RANKS = ("FAIL", "INCONCLUSIVE", "VACUOUS", "PASS")
 _SEEN = frozenset({Capability.ATTENTION, Capability.POSITIONS})
 
 
@@ -59,10 +63,12 @@ def whole_record(records: Sequence[Record]) -> dict[str, Any]:
 
     ShardError: they are not of one run, or one is there twice.
     """
+    for record in records:
+        _check_numbers(record["shards"])
     records = sorted(records, key=lambda record: record["shards"]["numbers"])
     first, of = records[0], records[0]["shards"]["of"]
     for record in records[1:]:
-        _check_same(first, record)
+        check_same(first, record)
     numbers = [number for record in records for number in record["shards"]["numbers"]]
     if len(set(numbers)) < len(numbers):
         raise ShardError("a shard is there twice")
@@ -110,20 +116,80 @@ def whole_record(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _check_same(first: Record, other: Record) -> None:
+def check_same(first: Record, other: Record) -> None:
+    """ShardError where these are not of one run."""
     for name in _SAME:
-        if first[name] != other[name]:
-            raise ShardError(f"of different runs: {name} is {first[name]!r:.80} and {other[name]!r:.80}")
-    for name in ("kv-harness", "mlx"):
-        mine, theirs = first["versions"].get(name), other["versions"].get(name)
-        if mine != theirs:
-            raise ShardError(f"of different versions: {name} {mine} and {theirs}")
+        mine, theirs = _told(first[name]), _told(other[name])
+        for key in (key for key in (*mine, *theirs) if mine.get(key) != theirs.get(key)):
+            told = f"{mine.get(key)!s:.80} and {theirs.get(key)!s:.80}"
+            raise ShardError(f"of different {'versions' if name == 'versions' else 'runs'}: {key or name} {told}")
     if first["shards"]["of"] != other["shards"]["of"]:
         raise ShardError(f"of different divisions: into {first['shards']['of']} and into {other['shards']['of']}")
     if _named(first) != _named(other) or [row["id"] for row in first["properties"]] != [
         row["id"] for row in other["properties"]
     ]:
         raise ShardError("of different runs: their configurations or properties are not the same")
+
+
+def _told(value: object) -> dict[str, Any]:
+    """By its keys, so that an error names what differs; a value that has none is under the empty one."""
+    return {key: one for key, one in value.items() if key not in _ANY} if isinstance(value, Mapping) else {"": value}
+
+
+def _check_numbers(shards: Mapping[str, Any]) -> None:
+    of, numbers = shards["of"], shards["numbers"]
+    if type(of) is not int or not 1 <= of <= MOST or not numbers:
+        raise ShardError(f"no shards: {numbers!r:.40} of {of!r:.40}")
+    if any(type(number) is not int or not 1 <= number <= of for number in numbers):
+        raise ShardError(f"no shards: {numbers!r:.40} of {of}")
+
+
+def rank(record: Record) -> tuple[int, int, str]:
+    """Lower is kept: worse, then of more programs. What the record found, which ``worse`` adds to, does not count."""
+    told = {name: value for name, value in record.items() if name not in ("findings", "properties", "verdict_reason")}
+    at = _RANKS.index(record["verdict"]) if record["verdict"] in _RANKS else len(_RANKS)  # of validations
+    return at, -record.get("programs", 0), json.dumps(told, sort_keys=True)
+
+
+def covers(record: Record, other: Record) -> bool:
+    """Is ``other`` of the same run, of no shard beside those of ``record``, and without a finding to lose?"""
+    if other["verdict"] == "FAIL" or not _one_run(record, other):
+        return False
+    return set(other["shards"]["numbers"]) <= set(record["shards"]["numbers"])
+
+
+def worse(one: Record, other: Record) -> dict[str, Any]:
+    """Of two records of one place the one to keep: what has all shards of the other one, else the worse one. Of two
+    that FAIL it also has what the other one found: the same in whatever order, and however often."""
+    if covers(one, other) != covers(other, one):
+        return dict(one if covers(one, other) else other)
+    kept, left = sorted((one, other), key=lambda each: (*rank(each), json.dumps(each, sort_keys=True)))
+    if not kept["verdict"] == left["verdict"] == "FAIL" or "budget" not in kept:  # a validation
+        return dict(kept)
+    known = {finding["property"] for finding in kept["findings"]} if _one_run(kept, left) else set()
+    more = [each for each in left["findings"] if each not in kept["findings"] and each["property"] not in known]
+    if not more:
+        return dict(kept)
+    findings = sorted([*kept["findings"], *more], key=lambda each: (each["after_programs"], json.dumps(each)))
+    broken = {finding["property"] for finding in more}
+    rows = [{**row, "verdict": "FAIL", "reason": None} if row["id"] in broken else row for row in kept["properties"]]
+    made = {**kept, "findings": findings, "properties": rows}
+    return {**made, "verdict_reason": kept["verdict_reason"].replace(_reason(kept), _reason(made))}
+
+
+def _reason(record: Record) -> str:
+    """Of its verdict, without what was cut."""
+    rows = [(row["id"], Verdict(row["verdict"]), row["decisive_steps"]) for row in record["properties"]]
+    first = min(found["after_programs"] for found in record["findings"])
+    return verdict_of(Outcome(record["policy"], rows, record["programs"], first))[1]
+
+
+def _one_run(one: Record, other: Record) -> bool:
+    try:
+        check_same(one, other)
+    except (ShardError, KeyError):
+        return False
+    return True
 
 
 def _named(record: Record) -> list[Any]:

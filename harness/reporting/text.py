@@ -33,6 +33,16 @@ def block(text: str) -> str:
     return f"{fence}text\n{text}\n{fence}"
 
 
+def code(text: object) -> str:
+    """``text`` on one line as a code span: in an issue nothing in it is a link, a picture or a mention."""
+    line = " ".join(str(text).split())
+    if not line:
+        return ""
+    ticks = "`" * (1 + max((len(run) for run in _BACKTICKS.findall(line)), default=0))
+    room = " " if line[0] == "`" or line[-1] == "`" else ""
+    return f"{ticks}{room}{line}{room}{ticks}"
+
+
 def count(number: int, singular: str, plural: str | None = None) -> str:
     """``1 program``, ``3,912 programs``."""
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"

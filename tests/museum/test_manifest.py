@@ -173,7 +173,7 @@ def test_the_list_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         (["--only", "no-such-bug"], f"argument --only: no bug 'no-such-bug'; there are {EXHIBITS[0].name}"),
         (["--only", ","], "argument --only: names no bug"),
         (["--seed", "-1"], "argument --seed: must lie in"),
-        (["--json", "/dev/null/x"], "cannot write /dev/null/x"),
+        (["--json", "/dev/null/x"], "argument --json: /dev/null/x: "),
         (["--venvs", "/dev/null/x"], "cannot make an environment in /dev/null/x/"),
     ],
 )

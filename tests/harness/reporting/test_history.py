@@ -53,7 +53,17 @@ def test_a_line_that_was_cut_is_left_out_and_replaced(tmp_path: Path) -> None:
     assert all(json.loads(line) for line in file.read_text().splitlines())
 
 
-WRONG = ({"at": 5}, {"target": ["x"]}, {"seconds": "x"}, {"seconds": float("nan")}, {"broken": None}, {"programs": 1.5})
+WRONG = (
+    *({"at": 5}, {"target": ["x"]}, {"broken": None}, {"programs": 1.5}, {"programs": -1}, {"decisive_steps": 10**400}),
+    *({"seconds": odd} for odd in ("x", float("nan"), 1e-320, -1.0, True, 1e300)),
+    *(
+        {"verdict": "GOOD"},
+        {"verdict": "KNOWN"},
+        {"verdicts": {"p": "x"}},
+        {"verdicts": {"p": []}},
+        {"target": "\ud800"},
+    ),
+)
 
 
 @pytest.mark.parametrize(
@@ -96,10 +106,16 @@ def test_the_index_says_last_good_and_first_bad() -> None:
     ]
     a, b = [line for line in index_markdown([], [], runs).splitlines() if line.startswith("| reference:")]
     cells = [cell.strip() for cell in a.split("|")[1:-1]]
-    assert cells[:6] == ["reference:a", "INCONCLUSIVE", "2026-01-02, seed 7", "2026-01-03, seed 8: p", "5", "350"]
+    assert cells[:6] == ["reference:a", "no report", "2026-01-02, seed 7", "2026-01-03, seed 8: p", "5", "350"]
     assert cells[6] == "▁▄██ 10.0" and cells[7] == "████ 5" and cells[8] == "-"
     cells = [cell.strip() for cell in b.split("|")[1:5]]
-    assert cells == ["reference:b", "VACUOUS", "-", "2026-01-05, seed 0: VACUOUS"]
+    assert cells == ["reference:b", "no report", "-", "2026-01-05, seed 0: VACUOUS"]
+
+
+def test_an_interrupted_run_that_fails_is_the_first_bad_one() -> None:
+    good, cut = entry("2026-01-01"), entry("2026-01-02", verdict="FAIL", partial=True, broken=["p"])
+    said = index_markdown([], [], [good, cut, entry("2026-01-03", verdict="FAIL", broken=["q"])])
+    assert "| 2026-01-02, seed 0: p |" in said.replace("  ", " ")
 
 
 FAMILY = "nemotron_nas"

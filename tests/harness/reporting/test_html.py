@@ -157,6 +157,7 @@ def test_a_page_is_whole_and_asks_for_nothing() -> None:
 def test_explain_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "trace.json"
     file.write_text(found().to_text())
+    (tmp_path / "o").mkdir()
     assert cli.main(["explain", str(file), "--html", str(tmp_path / "o" / "page.html")]) == 0
     page = (tmp_path / "o" / "page.html").read_text()
     Checked(page)

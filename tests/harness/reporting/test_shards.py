@@ -180,7 +180,7 @@ def test_history_and_issue(folders: Callable[[str], list[Path]], tmp_path: Path)
         lines.append((tmp_path / "o" / "history.jsonl").read_text())
     assert lines[0] == lines[1] and lines[0].count("\n") == 1
     text = issue.read_text()
-    assert f"## reference:{FAMILY}: FAIL" in text and f"### {MASK}" in text.replace("\\", "")
+    assert f"## `reference:{FAMILY}`: FAIL" in text and f"### `{MASK}`" in text
     assert "kv-harness replay" in text and "program   " in text and "--policy offset" in text
 
 
@@ -198,11 +198,19 @@ def test_records_that_are_not_shards_of_one_run_are_refused(
 ) -> None:
     one, two = _shard(records["pass"], 1), _shard(records["pass"], 2)
     assert whole_record([two, one])["verdict"] == "PASS"
+    elsewhere = {**two["versions"], "platform": "another", "python": "3.99", "pytest": "absent"}
+    assert whole_record([one, two | {"versions": elsewhere}])["verdict"] == "PASS"  # none of these decides a result
     for change, words in (
-        ({"seed": 99}, "of different runs: seed is 5 and 99"),
+        ({"seed": 99}, "of different runs: seed 5 and 99"),
         ({"shards": {"of": 3, "numbers": [2]}}, "of different divisions: into 2 and into 3"),
         ({"shards": {"of": 2, "numbers": [1]}}, "a shard is there twice"),
         ({"versions": {**two["versions"], "mlx": "0.1"}}, "of different versions: mlx"),
+        ({"versions": {**two["versions"], "mlx-lm": "0.1"}}, "of different versions: mlx-lm None and 0.1"),
+        ({"device": "another"}, "of different runs: device cpu and another"),
+        (
+            {"budget": {**two["budget"], "programs": 8}},
+            f"of different runs: programs {two['budget']['programs']} and 8",
+        ),
         ({"configurations": two["configurations"][1:]}, "their configurations or properties"),
     ):
         with pytest.raises(ShardError, match=words):
@@ -271,3 +279,8 @@ def test_an_issue_names_what_is_not_pass_and_has_a_limit(records: dict[str, Reco
     text = issue_markdown([long, records["pass"], records["vacuous"]])
     assert len(text) <= MOST and "2 reports of 3 are not PASS." in text
     assert "sections more: see the reports of the run." in text.splitlines()[-1]
+
+
+def test_a_shard_without_a_configuration_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "--families", FAMILY, "--shard", "999/999", "--out", str(tmp_path)]) == 0
+    assert "nothing was judged: no configuration is in shard 999/999\n" in capsys.readouterr().out
