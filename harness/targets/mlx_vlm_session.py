@@ -20,6 +20,7 @@ import mlx.core as mx
 import numpy as np
 
 from harness.operations import Owner
+from harness.rules import QuantisedStorage
 from harness.target import CopyObservation, ForwardObservation, PromptInput, RemovalObservation
 from harness.targets import mlx_lm_caches as held
 from harness.targets.mlx_lm_session import Library, LibrarySession
@@ -220,3 +221,6 @@ class VisionSession(LibrarySession):
 
     def save_and_load(self, sequence: int) -> CopyObservation:
         raise NotImplementedError("mlx-vlm has no function that writes caches to a file")
+
+    def quantise(self, sequence: int, storage: QuantisedStorage) -> CopyObservation:
+        raise NotImplementedError("quantised caches of mlx-vlm are not judged")
