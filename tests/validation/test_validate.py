@@ -238,3 +238,19 @@ def test_a_report_is_named_by_what_is_not_as_usual(asked: Asked, sides: dict[str
     engine: Any = SimpleNamespace(title="x", digests=SimpleNamespace(digest="0123456789"), label="", dtype=None)
     plan: Any = SimpleNamespace(asked=asked)
     assert Validation(engine, plan, sides, Path("o"), "", 0).stem == Path("o") / "checkpoints" / name
+
+
+PUBLISHED = Path(__file__).parents[2] / "reports" / "published" / "checkpoints"
+
+
+@pytest.mark.parametrize("path", sorted(PUBLISHED.glob("*.json")), ids=lambda path: path.stem)
+def test_a_committed_validation_is_what_its_record_says(path: Path) -> None:
+    record = json.loads(path.read_text())
+    jsonschema.Draft202012Validator(load_checkpoint_schema()).validate(record)
+    assert checkpoint_markdown(record) == path.with_suffix(".md").read_text()
+    assert record["verdict"] == "PASS" and record["crashes"] and record["crashes"][0]["side"] == "before"
+
+
+def test_every_first_family_has_one() -> None:
+    families = {json.loads(path.read_text())["checkpoint"]["family"] for path in PUBLISHED.glob("*.json")}
+    assert families == {"mistral4", "nemotron_nas", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe"}
