@@ -106,9 +106,7 @@ def run(wanted: Validation, say: Callable[[str], None]) -> dict[str, Any]:
     """
     started = time.monotonic()
     check_writable(wanted.out, [wanted.stem.relative_to(wanted.out)], (*KINDS, "partial.jsonl"))
-    for (
-        kind
-    ) in KINDS:  # an older report, of other numbers maybe, must not be taken for this one's if this one is killed
+    for kind in KINDS:  # an older report must not be taken for this one's, if this one is killed
         wanted.file(kind).unlink(missing_ok=True)
     engine = wanted.engine
     say(f"loading {engine.title} ({wanted.estimate / 1e9:.3g} GB estimated)")

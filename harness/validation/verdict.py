@@ -162,11 +162,12 @@ def _same_bytes(results: Results) -> Row:
 
 def shows(claimed: Sequence[Property]) -> Row:
     """An engine that neither shows what attention is given nor has its logits compared could do anything."""
-    judged = [prop.id for prop in claimed if prop.needs & (_SEEN | {Capability.WITNESS, Capability.CACHE_FREE})]
     criterion = "the engine shows masks and positions, or its logits are compared"
-    if judged:
-        return Row(criterion, Verdict.PASS, ", ".join(judged), len(judged))
-    return Row(criterion, Verdict.VACUOUS, "it shows neither, and has no forward without a cache", 0)
+    compared = [prop.id for prop in claimed if prop.needs & {Capability.WITNESS, Capability.CACHE_FREE}]
+    shown = [prop.id for prop in claimed if prop.needs & _SEEN]
+    if compared or all(any(one in prop.needs for prop in claimed) for one in _SEEN):
+        return Row(criterion, Verdict.PASS, ", ".join(shown + compared), len(shown + compared))
+    return Row(criterion, Verdict.VACUOUS, "it does not show both, and has no forward without a cache", 0)
 
 
 def _weights(results: Results) -> Row:
