@@ -46,9 +46,9 @@ def synthesise(
 ) -> None:
     """Write a checkpoint of ``family`` with the random weights of ``seed`` into a new or empty folder.
 
-    ``bits``: packed by MLX, which only its own layout has. ``sizes``: tiny, or published (few layers). ``dtype``:
-    float32 for tiny ones, bfloat16 for published ones. ``config`` replaces ``sizes``. Raises CheckpointError, and
-    UnknownFamily with the nearest names.
+    ``bits``: packed by MLX, which only its own layout has. ``sizes``: tiny, published (few layers), or heads
+    (published heads, narrow otherwise). ``dtype``: bfloat16 for published ones, float32 for others. ``config`` replaces
+    ``sizes``. Raises CheckpointError, and UnknownFamily with the nearest names.
     """
     variants(family)  # raises for an unknown one
     chosen = layout or ("mlx" if bits is not None else default_layout(family))
@@ -60,11 +60,11 @@ def synthesise(
         raise CheckpointError(f"quantised weights (bits {bits}) exist in the mlx layout only")
     if sizes not in SIZES:
         raise CheckpointError(f"sizes is one of {', '.join(SIZES)}, not {sizes!r:.40}")
-    dtype = dtype or ("float32" if sizes == "tiny" else "bfloat16")
+    dtype = dtype or ("bfloat16" if sizes == "published" else "float32")
     if dtype not in DTYPES:
         raise CheckpointError(f"dtype is one of {', '.join(DTYPES)}, not {dtype!r:.40}")
     config = config if config is not None else SIZES[sizes][family]()
-    packing = None if bits is None else Packing(bits, 32 if sizes == "tiny" else 64)
+    packing = None if bits is None else Packing(bits, 64 if sizes == "published" else 32)
     made: list[Path] = []
     try:
         str(folder).encode()  # ValueError: MLX takes no path that is not Unicode

@@ -29,7 +29,10 @@ def register(commands: Any, device_option: Callable[[argparse.ArgumentParser], N
     synth.add_argument("--seed", type=int, default=0, metavar="N", help="of the weights (default: 0)")
     synth.add_argument("--layout", choices=("hf", "mlx"), help="default: mlx with --bits, else what most loaders read")
     synth.add_argument(
-        "--sizes", choices=("tiny", "published"), default="tiny", help="published: real dims, few layers"
+        "--sizes",
+        choices=("tiny", "heads", "published"),
+        default="tiny",
+        help="heads: those of published models, all else tiny; published: real dims, few layers",
     )
     synth.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="default: by --sizes")
     synth.set_defaults(act=_synth)

@@ -3,9 +3,11 @@
 Every width of a tiny one is a multiple of 32, so that it can be quantised (a router's of 64: mlx-lm packs those in
 groups of 64), and the vocabulary holds the 256 bytes and the special tokens of ``SPECIAL``. The published ones keep
 head counts, head dimensions, widths and RoPE settings; layers (the towers' too), experts and vocabulary are cut,
-as noted. Patches are 4 pixels wide at least: mlx-vlm takes smaller ones for channels.
+as noted; ``heads`` keep of them what a cache sees. Patches are 4 pixels wide at least: mlx-vlm takes smaller ones for
+channels.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +21,7 @@ from reference_models import (
     qwen3_vl_moe,
     rope,
 )
-from reference_models.hf import text_sizes
+from reference_models.hf import heads, text_sizes
 
 #: Special tokens behind the 256 bytes, in order of their ids.
 SPECIAL = (
@@ -224,6 +226,23 @@ def _interleaved(*sections: int) -> rope.MRopeScaling:
     return rope.MRopeScaling((sections[0], sections[1], sections[2]), mrope_interleaved=True)
 
 
+_PUBLISHED: Mapping[str, Callable[[], Any]] = {
+    "cohere2": text_sizes.cohere2_published,
+    "glm4_moe_lite": text_sizes.glm4_moe_lite_published,
+    "minicpm3": text_sizes.minicpm3_published,
+    "mistral4": _mistral4_published,
+    "nemotron_nas": _nemotron_published,
+    "olmo3": text_sizes.olmo3_published,
+    "qwen2_vl": _qwen2_vl_published,
+    "qwen3_vl": _qwen3_vl_published,
+    "qwen3_vl_moe": _qwen3_vl_moe_published,
+}
+
+
+def _heads(family: str) -> Any:
+    return heads.narrowed(family, _PUBLISHED[family](), VOCABULARY)
+
+
 SIZES: Mapping[str, Mapping[str, Callable[[], Any]]] = {
     "tiny": {
         "cohere2": lambda: text_sizes.cohere2_tiny(_TRUNK),
@@ -236,16 +255,7 @@ SIZES: Mapping[str, Mapping[str, Callable[[], Any]]] = {
         "qwen3_vl": _qwen3_vl_tiny,
         "qwen3_vl_moe": _qwen3_vl_moe_tiny,
     },
-    "published": {
-        "cohere2": text_sizes.cohere2_published,
-        "glm4_moe_lite": text_sizes.glm4_moe_lite_published,
-        "minicpm3": text_sizes.minicpm3_published,
-        "mistral4": _mistral4_published,
-        "nemotron_nas": _nemotron_published,
-        "olmo3": text_sizes.olmo3_published,
-        "qwen2_vl": _qwen2_vl_published,
-        "qwen3_vl": _qwen3_vl_published,
-        "qwen3_vl_moe": _qwen3_vl_moe_published,
-    },
+    "published": _PUBLISHED,
+    "heads": {family: functools.partial(_heads, family) for family in _PUBLISHED},
 }
 """Sizes -> family -> what makes the Config."""
