@@ -9,7 +9,18 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from harness import strategies as draw
 from harness.judge import Judge
-from harness.operations import Batch, BatchDecode, BatchForward, Operation, QuantizeCache, Rollback, TrimFront
+from harness.ledger import SequenceLedger
+from harness.operation import Generation
+from harness.operations import (
+    Batch,
+    BatchDecode,
+    BatchForward,
+    EnforceMaxKvSize,
+    Operation,
+    QuantizeCache,
+    Rollback,
+    TrimFront,
+)
 from harness.target import Capability, Target
 
 
@@ -29,6 +40,9 @@ class BatchRules(RuleBasedStateMachine):
         raise NotImplementedError  # the machine that inherits these rules has it
 
     def _sequence(self, drawn: int, deep: draw.Deep = ()) -> int:
+        raise NotImplementedError  # the machine that inherits these rules has it
+
+    def _ledger(self, index: int) -> SequenceLedger:
         raise NotImplementedError  # the machine that inherits these rules has it
 
     @precondition(lambda self: self._can_batch())
@@ -102,6 +116,27 @@ class BatchRules(RuleBasedStateMachine):
         for number, (row, drafted) in enumerate(zip(rows, drafts.of(len(rows)), strict=True)):
             self._apply(Rollback(max(1, drafted + 2 - (accept + number) % 7), row))
         self._apply(BatchDecode(1))
+
+    @precondition(lambda self: self._can_batch() and Capability.ENFORCE in self.target.capabilities)
+    @rule(
+        excess=draw.excesses,
+        generation=draw.generations,
+        tokens=draw.row_tokens,
+        order=draw.batch_orders,
+    )
+    def bound_a_batch_and_go_on(
+        self, excess: int, generation: Generation, tokens: tuple[int, ...], order: tuple[int, ...]
+    ) -> None:
+        """Continuous batching under a bound: a chunk, then every row is bounded before each decode. The bound is the
+        server's, the same for all: longer rows lose more, and short ones nothing."""
+        self._gather_unless(order)
+        self._apply(BatchForward(tokens))
+        held = [self._ledger(row).seen_len for row in self._batch()]
+        limit = max(1, max(held, default=1) - excess)
+        for _ in range(2):
+            for row in self._batch():
+                self._apply(EnforceMaxKvSize(limit, generation, sequence=row))
+            self._apply(BatchDecode(1))
 
     def _go_on(self, tokens: tuple[int, ...], times: int) -> None:
         self._apply(BatchForward(tokens))

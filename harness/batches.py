@@ -1,7 +1,8 @@
 """Operations on a batch: several sequences that one cache per layer holds and one forward extends.
 
-A pool has one batch, which is empty at first. Sequences in it can be trimmed and rolled back where they are; any other
-operation on one of them takes it out first. All of this is the pool's: a model-owned sequence never joins.
+A pool has one batch, which is empty at first. Sequences in it can be trimmed, bounded and rolled back where they
+are; any other operation on one of them takes it out first. All of this is the pool's: a model-owned sequence never
+joins.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from harness.operation import MAX_SEQUENCES, MAX_TOKENS, Operation, OperationError, Owner, check_number
-from harness.trims import Rollback, TrimFront
+from harness.trims import EnforceMaxKvSize, Rollback, TrimFront
 
 
 class BatchOperation(Operation):
@@ -102,7 +103,7 @@ def rows_after(rows: tuple[int, ...], operation: Operation, owners: Sequence[Own
     if isinstance(operation, Batch):
         wanted = [row for row in operation.rows if owners[row] == "pool"]
         return (*(row for row in wanted if row in rows), *(row for row in wanted if row not in rows))
-    if isinstance(operation, (BatchForward, BatchDecode, TrimFront, Rollback)):
+    if isinstance(operation, (BatchForward, BatchDecode, TrimFront, EnforceMaxKvSize, Rollback)):
         return rows
     leaving = {operation.index, getattr(operation, "into", None)}
     return tuple(row for row in rows if row not in leaving)

@@ -15,6 +15,7 @@ from reference_models.engine.pool import TrimReport
 
 _KEEP = "batches_keep_their_rows"
 _LENGTHS = "keys_equal_ledger_live_length"
+_TRIMS = "trim_reports_what_it_removed"
 _ROWS = "cached_rows_stay_what_they_were"
 
 Plant = Callable[[], AbstractContextManager[None]]
@@ -157,6 +158,14 @@ def _on_all_rows(original: Any) -> Any:
     return on_row
 
 
+def _of_the_longest(original: Any) -> Any:
+    def bounds(self: BatchPool, seq: int) -> tuple[tuple[int, int, int], ...]:
+        told = [original(self, row) for row in (self._rows if seq in self._rows else (seq,))]
+        return tuple(max(layer, key=lambda of: of[0] - of[1]) for layer in zip(*told, strict=True))
+
+    return bounds
+
+
 def _moves_the_shared_end(original: Any) -> Any:
     def rollback(self: BatchKVCache, counts: Sequence[int]) -> tuple[int, ...]:
         removed = tuple(min(n, row.tokens) for n, row in zip(counts, self._rows, strict=True))
@@ -258,6 +267,13 @@ FAULTS: tuple[Fault, ...] = (
         replacing(BatchPool, "_on_row", _on_all_rows),
         "ml-explore/mlx-lm#873",
         layer="batch",
+    ),
+    Fault(
+        "batch-bound-of-the-longest-row",
+        "a bound on one row of a batch is compared with the longest of its rows, and takes too much of the others",
+        _TRIMS,
+        replacing(BatchPool, "bounds", _of_the_longest),
+        layer="pool",
     ),
     Fault(
         "batch-rollback-moves-the-shared-end",

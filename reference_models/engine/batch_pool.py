@@ -22,8 +22,8 @@ def join_caches(caches: Sequence[KVCache]) -> BatchCache:
 
 
 class BatchPool(CachePool):
-    """``CachePool`` with at most one batch. A sequence in it has no caches of its own until it leaves; trims and
-    rollbacks reach its row, and nothing else may be asked of it."""
+    """``CachePool`` with at most one batch. A sequence in it has no caches of its own until it leaves; trims,
+    bounds and rollbacks reach its row, and nothing else may be asked of it."""
 
     def __init__(self) -> None:
         """Make a pool without sequences."""
@@ -100,6 +100,10 @@ class BatchPool(CachePool):
             return [(cache.offset, cache.live_start, cache.live_len) for cache in self.forward_caches(seq)]
         row = self._rows.index(seq)
         return [(cache.offsets[row], cache.live_start[row], cache.live_len[row]) for cache in self._batch]
+
+    def bounds(self, seq: int) -> tuple[tuple[int, int, int], ...]:
+        """As ``CachePool.bounds``, also for a row of the batch (no model-owned sequence is in one)."""
+        return tuple(self.lengths_of(seq)) if seq in self._rows else super().bounds(seq)
 
     def trim_front(self, seq: int, n: int, keep: int = 0) -> TrimReport:
         """As ``CachePool.trim_front``, also for a row of the batch."""

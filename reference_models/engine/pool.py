@@ -110,6 +110,11 @@ class CachePool:
         entry = self._entry(seq)
         return entry.caches if entry.owner == "pool" else ()
 
+    def bounds(self, seq: int) -> tuple[tuple[int, int, int], ...]:
+        """offset, live_start and live_len of every cache that the scheduler may trim: () for a model-owned sequence.
+        Raises UnknownSequence."""
+        return tuple((cache.offset, cache.live_start, cache.live_len) for cache in self.scheduler_slice(seq))
+
     def live_len(self, seq: int) -> int:
         """Keys held by the first cache of the sequence, for either owner, in tokens."""
         return self._entry(seq).caches[0].live_len

@@ -75,9 +75,10 @@ def enforce_max_kv_size(
     _check_settings(limit, generation, keep, n_discard)
     # The longest cache decides: if the caches disagree, a short first one must not hide a due trim; the
     # pool raises on it instead.
-    live = max((cache.live_len for cache in pool.scheduler_slice(seq)), default=0)
+    bounds = pool.bounds(seq)
+    live = max((live_len for _, _, live_len in bounds), default=0)
     # What a trim counts: tokens since the last one, of which a cache with a rule of its own may see fewer.
-    tokens = max((cache.offset - cache.live_start for cache in pool.scheduler_slice(seq)), default=0)
+    tokens = max((offset - start for offset, start, _ in bounds), default=0)
     if generation == "trim":
         keep = 0
     elif generation == "sinks":

@@ -62,7 +62,7 @@ from harness.witnessing import history
         ((0, 1), BatchDecode(2), (0, 1)),
         ((0, 1), TrimFront(2, 0, 1), (0, 1)),
         ((0, 1), Rollback(2, 1), (0, 1)),
-        ((0, 1), EnforceMaxKvSize(4, sequence=1), (0,)),
+        ((0, 1), EnforceMaxKvSize(4, sequence=1), (0, 1)),
         ((0, 1), Prefill(2), (1,)),
         ((0, 1), Chunk(2, 1), (0,)),
         ((0, 1), Decode(1, 1), (0,)),
