@@ -214,6 +214,7 @@ FAULTS: tuple[Fault, ...] = (
         "who leaves a batch has its blocks in a table that the pool does not know of, and others are given them",
         _ROWS,
         miscounting(replacing(BatchPagedKVCache, "extract", _shares_uncounted)),
+        source="raullenchai/Rapid-MLX#196 (who finished took the data of a shared block along)",
         shown_on=_paged,
         layer="batch",
     ),

@@ -259,6 +259,7 @@ IMAGE_FAULTS: tuple[Fault, ...] = (
         "a chunk clears the features that it took from the prompt, which a rollback or another sequence needs again",
         _PURE,
         replacing(Prompt, "lay_over", _consumes),
+        source="youssofal/MTPLX#296 (features were gone behind a restore)",
         layer="images",
     ),
 )

@@ -147,6 +147,7 @@ FAULTS: tuple[Fault, ...] = (
         "a cache that was read from a file counts its positions from 0",
         _SAVED,
         loading(_only_the_live_length),
+        source="scouzi1966/maclocal-api#46 (arrays came back and the offset did not)",
         layer="cache",
     ),
     Fault(
@@ -154,6 +155,7 @@ FAULTS: tuple[Fault, ...] = (
         "rows come back from a file in half precision",
         _SAVED,
         loading(_half_precision),
+        source="waybarrios/vllm-mlx#612",
         layer="cache",
     ),
     Fault(
@@ -161,6 +163,7 @@ FAULTS: tuple[Fault, ...] = (
         "an Int8 cache comes back from a file as one of rows, with the same numbers in it",
         _SAVED,
         loading(_no_longer_int8),
+        source="ggml-org/llama.cpp#28498 (a file did not say how its rows are stored)",
         layer="cache",
     ),
     Fault(
@@ -168,6 +171,7 @@ FAULTS: tuple[Fault, ...] = (
         "a reset sequence goes on at its old position",
         "keys_equal_ledger_live_length",
         replacing(KVCache, "reset", _keeps_the_offset),
+        source="ikawrakow/ik_llama.cpp#1696 (a full reset left a part of the state)",
         layer="cache",
     ),
     Fault(
@@ -175,6 +179,7 @@ FAULTS: tuple[Fault, ...] = (
         "a reset sets the lengths to zero and keeps the buffers",
         _MEMORY,
         replacing(KVCache, "reset", _keeps_the_memory),
+        source="ollama/ollama#17875",
         layer="cache",
     ),
     Fault(
@@ -182,6 +187,7 @@ FAULTS: tuple[Fault, ...] = (
         "a front trim moves the rows within buffers that never shrink",
         _MEMORY,
         replacing(Side, "drop_slots", _compacts_in_place),
+        source="lmstudio-ai/mlx-engine#315 (buffers grew by 256 slots and never shrank)",
         layer="cache",
     ),
     Fault(
@@ -189,6 +195,7 @@ FAULTS: tuple[Fault, ...] = (
         "a rollback leaves one of the rejected drafts and reports all of them",
         "rollback_equals_never_speculated",
         replacing(KVCache, "rollback", _one_too_few),
+        source="ml-explore/mlx-lm#1109 (rejected drafts stayed in the cache)",
         layer="cache",
     ),
     Fault(
@@ -196,6 +203,7 @@ FAULTS: tuple[Fault, ...] = (
         "what is written over rejected drafts keeps their values; no length and no kept row shows it",
         "rollback_equals_never_speculated",
         _draft_values_survive,
+        source="ml-explore/mlx-lm#1486 (a rewind left stale keys; here values)",
         layer="cache",
     ),
     Fault(
@@ -203,6 +211,7 @@ FAULTS: tuple[Fault, ...] = (
         "a chunk attends to its rows as computed, what follows to a rounded copy of them",
         "chunks_equal_one_shot",
         replacing(KVCache, "update_and_fetch", _fresh_rows_are_finer),
+        source="oarriaga/paz#415",
         layer="cache",
     ),
 )
