@@ -74,6 +74,17 @@ def _trims_every_sequence(original: Any) -> Any:
     return trim_front
 
 
+def _resets_every_sequence(original: Any) -> Any:
+    def reset(self: CachePool, seq: int) -> int:
+        for other in self.sequences:
+            if other != seq:
+                original(self, other)
+        count: int = original(self, seq)
+        return count
+
+    return reset
+
+
 def _shares_the_buffers(original: Any) -> Any:
     def fork(self: CachePool, seq: int, into: int) -> int:
         caches = self.scheduler_slice(seq)
@@ -186,6 +197,14 @@ FAULTS: tuple[Fault, ...] = (
         "sequences_are_isolated",
         replacing(CachePool, "trim_front", _trims_every_sequence),
         source="ggml-org/llama.cpp#26790 (there a restore cleared the keys of all sequences)",
+        layer="pool",
+    ),
+    Fault(
+        "reset-reaches-every-sequence",
+        "a reset of a sequence empties all that the pool owns",
+        "sequences_are_isolated",
+        replacing(CachePool, "reset", _resets_every_sequence),
+        source="ggml-org/llama.cpp#25521",
         layer="pool",
     ),
 )

@@ -10,8 +10,8 @@ import mlx.core as mx
 
 from harness.faults.model import Fault
 from harness.faults.patching import replacing
-from reference_models.engine import KVCache
-from reference_models.engine.side import Side
+from reference_models.engine import KVCache, RotatingKVCache, VisibilityRule
+from reference_models.engine.side import GROWTH, Side
 
 _SAVED = "save_and_load_change_nothing"
 _MEMORY = "memory_is_given_back"
@@ -61,6 +61,24 @@ def _no_longer_int8(arrays: dict[str, mx.array], metadata: dict[str, Any]) -> No
             arrays[f"{name}.0"] = arrays[f"{name}.0"].astype(mx.float32) * scales
 
 
+@contextmanager
+def _forgets_the_sinks() -> Iterator[None]:
+    """Only the width of a ring is read: what it held stays, and its sinks are ordinary keys from then on."""
+    original = KVCache.__dict__["from_state"]
+
+    def from_state(cls: type[KVCache], *given: Any) -> KVCache:
+        cache: KVCache = original.__func__(cls, *given)
+        if isinstance(cache, RotatingKVCache):
+            cache.sinks, cache._rule = 0, VisibilityRule(cache.window, 0)
+        return cache
+
+    setattr(KVCache, "from_state", classmethod(from_state))  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(KVCache, "from_state", original)  # noqa: B010
+
+
 def _keeps_the_offset(original: Any) -> Any:
     def reset(self: KVCache) -> None:
         offset = self.offset
@@ -74,6 +92,22 @@ def _keeps_the_memory(original: Any) -> Any:
     def reset(self: KVCache) -> None:
         sides = self._keys, self._values
         original(self)
+        self._keys, self._values = sides
+
+    return reset
+
+
+def _makes_room_at_once(original: Any) -> Any:
+    """Empty buffers of one quantum are there again before anybody asks for them."""
+
+    def reset(self: KVCache) -> None:
+        sides = self._keys, self._values
+        original(self)
+        for side in sides:
+            if side is not None:
+                side.arrays = [
+                    mx.zeros((*array.shape[:2], GROWTH, array.shape[3]), array.dtype) for array in side.arrays
+                ]
         self._keys, self._values = sides
 
     return reset
@@ -167,6 +201,15 @@ FAULTS: tuple[Fault, ...] = (
         layer="cache",
     ),
     Fault(
+        "file-forgets-the-sinks",
+        "a ring comes back from a file without its number of sinks, which are overwritten in their turn",
+        _SAVED,
+        _forgets_the_sinks,
+        source="waybarrios/vllm-mlx#709 (what a ring keeps beside its arrays was not captured)",
+        shown_on=lambda target: any(rule is not None and rule.sinks for rule in target.rules),
+        layer="cache",
+    ),
+    Fault(
         "reset-keeps-the-offset",
         "a reset sequence goes on at its old position",
         "keys_equal_ledger_live_length",
@@ -180,6 +223,14 @@ FAULTS: tuple[Fault, ...] = (
         _MEMORY,
         replacing(KVCache, "reset", _keeps_the_memory),
         source="ollama/ollama#17875",
+        layer="cache",
+    ),
+    Fault(
+        "reset-makes-room-at-once",
+        "a reset cache allocates its first 256 slots for a prompt that may never come",
+        _MEMORY,
+        replacing(KVCache, "reset", _makes_room_at_once),
+        source="ollama/ollama#16698 (memory of a cache was not released between requests)",
         layer="cache",
     ),
     Fault(
