@@ -63,13 +63,14 @@ def _no_longer_int8(arrays: dict[str, mx.array], metadata: dict[str, Any]) -> No
 
 @contextmanager
 def _forgets_the_sinks() -> Iterator[None]:
-    """Only the width of a ring is read: what it held stays, and its sinks are ordinary keys from then on."""
+    """Only the width of what turns is read: all that was held stays, and sinks are ordinary keys from then on."""
     original = KVCache.__dict__["from_state"]
 
     def from_state(cls: type[KVCache], *given: Any) -> KVCache:
         cache: KVCache = original.__func__(cls, *given)
         if isinstance(cache, RotatingKVCache):
-            cache.sinks, cache._rule = 0, VisibilityRule(cache.window, 0)
+            cache.window, cache.sinks = cache.window - cache.sinks, 0
+            cache._rule = VisibilityRule(cache.window, 0)
         return cache
 
     setattr(KVCache, "from_state", classmethod(from_state))  # noqa: B010
@@ -202,7 +203,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "file-forgets-the-sinks",
-        "a ring comes back from a file without its number of sinks, which are overwritten in their turn",
+        "a ring comes back from a file as wide as what turns in it, without its number of sinks",
         _SAVED,
         _forgets_the_sinks,
         source="waybarrios/vllm-mlx#709 (what a ring keeps beside its arrays was not captured)",

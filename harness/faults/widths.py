@@ -136,7 +136,7 @@ FAULTS: tuple[Fault, ...] = (
         "mask-from-buffer-width",
         "the mask is as wide as the buffer, not as the keys in it",
         _WIDTH,
-        _before(lambda cache, right: int(cache.capacity)),
+        _before(lambda cache, right: int(getattr(cache, "capacity", right))),  # without buffers it has no width
         "lablup/mlxcel#1776 (a mask sized by the physical length of a cache)",
         layer="mask",
     ),
