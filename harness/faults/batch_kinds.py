@@ -171,6 +171,7 @@ FAULTS: tuple[Fault, ...] = (
         "when rows of different lengths join, the shorter ones keep the newest keys and no sinks",
         _KEEP,
         _stacking(_without_sinks),
+        source="ml-explore/mlx-lm#1631 (batches do not look at the sinks of what joins)",
         shown_on=_has_sinks,
         layer="batch",
     ),

@@ -240,6 +240,7 @@ FAULTS: tuple[Fault, ...] = (
         "a full ring gives out its buffer instead of a slice, and the next token is written into it",
         _PURE,
         replacing(Side, "live", _whole_buffers),
+        source="sawfwair/mere-run#489 (appends wrote into arrays that others held, there a fork)",
         shown_on=_rotates,
         layer="cache",
     ),

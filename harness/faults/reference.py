@@ -192,6 +192,7 @@ FAULTS: tuple[Fault, ...] = (
         "the causal comparison is strict",
         "mask_shows_exactly_the_visible_set",
         _mask(_strict),
+        source="paiml/aprender#2029 (all layers but the last left the new token's own key out)",
         layer="mask",
     ),
     Fault(

@@ -157,7 +157,7 @@ FAULTS: tuple[Fault, ...] = (
         "the second generation of enforce_max_kv_size forgets its sinks",
         _ROWS,
         replacing(scheduler, "_SINKS", lambda sinks: 0),
-        source="awslabs/keys_values#140 (a bounded cache without its initial tokens gives garbage)",
+        source="ml-explore/mlx-lm#1631 (sinks were enforced in one place and dropped in another)",
         layer="pool",
     ),
     Fault(

@@ -11,7 +11,7 @@ from harness.reporting import html_page
 from harness.reporting.kill_matrix import matrix_markdown, matrix_record
 from harness.reporting.sources import OURS, SOURCE, linked, with_links
 
-FLOOR = 149
+FLOOR = 153
 """Planted bugs with a report; 60 were asked for, and none of these should go again."""
 FORGED = (
     "[owner/name#1](https://github.com/owner/name/issues/2)",
