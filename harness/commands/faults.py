@@ -38,6 +38,7 @@ def _faults(arguments: argparse.Namespace) -> int:
     from harness.progress import SILENCE
     from harness.reporting import versions
     from harness.reporting.kill_matrix import matrix_record, write_matrix
+    from harness.reporting.sources import OURS
     from harness.terminal import INTERRUPTS
 
     if arguments.device is not None:
@@ -52,6 +53,7 @@ def _faults(arguments: argparse.Namespace) -> int:
     if arguments.list:
         for fault in ALL_FAULTS:
             print(f"{fault.id}   [{fault.layer}; {fault.breaks}]\n    {fault.summary}")
+            print(f"    {'modelled on ' + fault.source if fault.source else OURS}")
         return 0
     families = _chosen("--families", arguments.families, list(reference.FAMILIES))
     by_id = {fault.id: fault for fault in ALL_FAULTS}
@@ -102,7 +104,10 @@ def _faults(arguments: argparse.Namespace) -> int:
     command += f" --only {','.join(fault.id for fault in faults)}" if arguments.only else ""
     record = matrix_record(
         [one.to_json() for one in hunts],
-        faults={f.id: {"summary": f.summary, "layer": f.layer, "breaks": f.breaks, "source": f.source} for f in faults},
+        faults={
+            f.id: {"summary": f.summary, "layer": f.layer, "breaks": f.breaks, "source": f.source or OURS}
+            for f in faults
+        },
         profile=profile.name,
         seeds=list(seeds),
         versions=versions(),

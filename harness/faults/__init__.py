@@ -13,6 +13,7 @@ from harness.faults import (
     images,
     kernels,
     kinds,
+    numbers,
     one_path,
     outputs,
     purity,
@@ -45,6 +46,7 @@ FAULTS: tuple[Fault, ...] = (
     + batch_kinds.FAULTS
     + outputs.FAULTS
     + one_path.FAULTS
+    + numbers.FAULTS
 )
 IMAGE_FAULTS: tuple[Fault, ...] = (
     images.IMAGE_FAULTS + copies.IMAGE_FAULTS + batch_models.IMAGE_FAULTS + purity.IMAGE_FAULTS + image_outputs.FAULTS

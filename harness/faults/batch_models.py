@@ -207,6 +207,7 @@ FAULTS: tuple[Fault, ...] = (
         "in a batch norms divide every row by the size of the first one",
         _SOLO,
         both(*(replacing(norm, "__call__", _norm_of_the_first) for norm in (nn.RMSNorm, nn.LayerNorm))),
+        source="EricLBuehler/candle-vllm#140 (the first row's number was used for all; of a mask)",
         layer="model",
     ),
     Fault(
@@ -217,6 +218,7 @@ FAULTS: tuple[Fault, ...] = (
             replacing(mistral4.LatentAttention, "_attend_absorbed", _loses_the_mask),
             replacing(latent.LatentAttention, "_attend_absorbed", _loses_the_mask),
         ),
+        source="keras-team/keras#23038 (one of two paths of attention dropped the mask)",
         shown_on=_caches_latents,
         layer="attention",
     ),

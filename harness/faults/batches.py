@@ -206,6 +206,7 @@ FAULTS: tuple[Fault, ...] = (
         "what pads a short row at the right goes into the cache, and into its offset",
         _LENGTHS,
         replacing(BatchKVCache, "update_and_fetch", _padding_counts),
+        source="ml-explore/mlx-lm#439",
         layer="batch",
     ),
     Fault(
@@ -213,6 +214,7 @@ FAULTS: tuple[Fault, ...] = (
         "behind a ragged chunk rows are not aligned anew: offsets are right, and slots are not",
         _ROWS,
         replacing(BatchKVCache, "update_and_fetch", _padding_stays),
+        source="ml-explore/mlx-lm#1821 (states not rolled row by row in the end)",
         layer="batch",
     ),
     Fault(
@@ -228,6 +230,7 @@ FAULTS: tuple[Fault, ...] = (
         "when a row leaves, each of those that stay is given the keys of the row behind it",
         _KEEP,
         replacing(BatchKVCache, "filter", _keeps_the_next),
+        source="ProjectDMX/DMI#67 (rows were taken for those of other requests)",
         layer="batch",
     ),
     Fault(
@@ -235,6 +238,7 @@ FAULTS: tuple[Fault, ...] = (
         "rows of an Int8 cache move up when one leaves, and their scales do not",
         _KEEP,
         replacing(BatchKVCache, "filter", _keeps_the_scales),
+        source="Blaizzy/mlx-vlm#1889 (state per row that is not filtered with the rows)",
         shown_on=_is_int8,
         layer="batch",
     ),
@@ -243,6 +247,7 @@ FAULTS: tuple[Fault, ...] = (
         "who leaves a batch is given the lengths of its own row and the keys of the next one",
         _KEEP,
         replacing(BatchKVCache, "extract", _takes_the_next),
+        source="tenstorrent/tt-metal#44746 (a user was given another's cache)",
         layer="batch",
     ),
     Fault(

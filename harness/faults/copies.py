@@ -74,6 +74,17 @@ def _trims_every_sequence(original: Any) -> Any:
     return trim_front
 
 
+def _resets_every_sequence(original: Any) -> Any:
+    def reset(self: CachePool, seq: int) -> int:
+        for other in self.sequences:
+            if other != seq:
+                original(self, other)
+        count: int = original(self, seq)
+        return count
+
+    return reset
+
+
 def _shares_the_buffers(original: Any) -> Any:
     def fork(self: CachePool, seq: int, into: int) -> int:
         caches = self.scheduler_slice(seq)
@@ -138,6 +149,7 @@ FAULTS: tuple[Fault, ...] = (
         "a snapshot has its own lengths and the buffers of the sequence: what is written in place shows in it",
         _SNAPSHOT,
         replacing(CachePool, "snapshot", _keeps_the_buffers),
+        source="waybarrios/vllm-mlx#575",
         layer="pool",
     ),
     Fault(
@@ -145,6 +157,7 @@ FAULTS: tuple[Fault, ...] = (
         "a restored sequence goes on with the snapshot itself, so a second restore gives back another state",
         _SNAPSHOT,
         replacing(CachePool, "restore", _hands_out_the_snapshot),
+        source="MemTensor/MemOS#2301",
         layer="pool",
     ),
     Fault(
@@ -152,6 +165,7 @@ FAULTS: tuple[Fault, ...] = (
         "a restored sequence starts at position 0, whatever was trimmed before its snapshot",
         _SNAPSHOT,
         replacing(CachePool, "restore", _forgets_live_start),
+        source="vllm-project/vllm-metal#144 (rows were restored and the offset stayed 0)",
         layer="pool",
     ),
     Fault(
@@ -159,6 +173,7 @@ FAULTS: tuple[Fault, ...] = (
         "a front trim of a sequence trims what is in the slots as well",
         _SNAPSHOT,
         replacing(CachePool, "trim_front", _trims_the_slots),
+        source="waybarrios/vllm-mlx#576 (what decode did reached a saved snapshot; here a trim)",
         layer="pool",
     ),
     Fault(
@@ -166,6 +181,7 @@ FAULTS: tuple[Fault, ...] = (
         "a fork has its own lengths and the buffers of its source: both write into the same slots",
         _FORK,
         replacing(CachePool, "fork", _shares_the_buffers),
+        source="ml-explore/mlx-swift-lm#629 (copies were aliases of one buffer)",
         layer="pool",
     ),
     Fault(
@@ -173,6 +189,7 @@ FAULTS: tuple[Fault, ...] = (
         "a fork copies the rows of an Int8 cache and not their scales",
         _FORK,
         replacing(CachePool, "fork", _leaves_the_scales),
+        source="vllm-project/vllm#55559 (layers that share a quantised cache read it with scales of 1)",
         layer="pool",
     ),
     Fault(
@@ -180,6 +197,15 @@ FAULTS: tuple[Fault, ...] = (
         "a front trim of a sequence trims all that the pool owns",
         "sequences_are_isolated",
         replacing(CachePool, "trim_front", _trims_every_sequence),
+        source="ggml-org/llama.cpp#26790 (there a restore cleared the keys of all sequences)",
+        layer="pool",
+    ),
+    Fault(
+        "reset-reaches-every-sequence",
+        "a reset of a sequence empties all that the pool owns",
+        "sequences_are_isolated",
+        replacing(CachePool, "reset", _resets_every_sequence),
+        source="ggml-org/llama.cpp#25521",
         layer="pool",
     ),
 )
@@ -190,6 +216,7 @@ IMAGE_FAULTS: tuple[Fault, ...] = (
         "a fork takes over the caches of a prompt with images and not where its tokens stand",
         "positions_are_absolute",
         replacing(ReferenceSession, "fork", _forgets_the_prompt),
+        source="mlx-node/mlx-node#50 (continued sessions with images lost their RoPE delta)",
         layer="images",
     ),
     Fault(
@@ -197,6 +224,7 @@ IMAGE_FAULTS: tuple[Fault, ...] = (
         "a restored sequence keeps the prompt that it had in between",
         "positions_are_absolute",
         replacing(ReferenceSession, "restore", _forgets_the_prompt),
+        source="ml-explore/mlx-swift-lm#443 (caches came back without the RoPE delta of their prompt)",
         layer="images",
     ),
     Fault(
@@ -204,6 +232,7 @@ IMAGE_FAULTS: tuple[Fault, ...] = (
         "behind a reset the tokens of the old prompt are still expected",
         "every_operation_completes",
         replacing(ReferenceSession, "reset", _forgets_the_prompt),
+        source="jundot/omlx#3346 (position state of one prompt was left for the next turn)",
         layer="images",
     ),
 )

@@ -94,6 +94,7 @@ FAULTS: tuple[Fault, ...] = (
         "features are added to early layers at offset 0 only, so a prompt in chunks loses the rest",
         _CACHE_FREE,
         _overlaid(_deepstack_at_the_start_only),
+        source="Blaizzy/mlx-vlm#1332",
         shown_on=_has_deepstack,
         layer="images",
     ),
@@ -102,6 +103,7 @@ FAULTS: tuple[Fault, ...] = (
         "after a trim a chunk takes the image features of another part of the prompt",
         _CACHE_FREE,
         _features_at_live_positions,
+        source="Blaizzy/mlx-vlm#2256 (features of the whole prompt at the places of a chunk)",
         layer="images",
     ),
     Fault(
@@ -109,6 +111,7 @@ FAULTS: tuple[Fault, ...] = (
         "the part of an image that a later chunk brings keeps the embeddings of the placeholder",
         _CACHE_FREE,
         _overlaid(_text_in_a_later_chunk),
+        source="EricLBuehler/mistral.rs#2301",
         layer="images",
     ),
     Fault(
@@ -116,6 +119,7 @@ FAULTS: tuple[Fault, ...] = (
         "the right ids turn the wrong pairs (chunked for interleaved, or the other way round)",
         _CACHE_FREE,
         replacing(rope, "mrope_angles", _other_sections),
+        source="alibaba/MNN#4133 (interleaved sections were turned as blocks)",
         layer="positions",
     ),
     Fault(
@@ -123,6 +127,7 @@ FAULTS: tuple[Fault, ...] = (
         "the features of an image stand one token behind their place",
         _WITNESS,
         replacing(prompts, "_scattered", _a_token_late),
+        source="osaurus-ai/vmlx-swift#298 (rows of features on placeholders that are not theirs)",
         layer="images",
     ),
 )

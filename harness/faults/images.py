@@ -90,6 +90,7 @@ IMAGE_FAULTS: tuple[Fault, ...] = (
         "behind a prompt with images the mask is sized by the offset, on plain text by the live length",
         "mask_key_axis_equals_live_keys",
         replacing(MRopeDecoder, "__call__", _offset_mask),
+        source="lablup/mlxcel#420 (here behind images alone)",
         layer="mask",
     ),
     Fault(
@@ -105,6 +106,7 @@ IMAGE_FAULTS: tuple[Fault, ...] = (
         "the part of an image that a later chunk brings gets the ids of text",
         "positions_are_absolute",
         replacing(Prompt, "lay_over", _text_ids_in_a_later_chunk),
+        source="Blaizzy/mlx-vlm#1741 (ids were not sliced, later chunks got those of the first)",
         layer="positions",
     ),
     Fault(
@@ -112,6 +114,7 @@ IMAGE_FAULTS: tuple[Fault, ...] = (
         "a rollback into an image leaves the delta of the whole prompt",
         "positions_are_absolute",
         replacing(Prompt, "cut", _keeps_its_delta),
+        source="jundot/omlx#3346 (position state of an earlier prompt was left over)",
         layer="positions",
     ),
     Fault(

@@ -34,6 +34,7 @@ FAULTS: tuple[Fault, ...] = (
         "attention over more than 8 keys multiplies scores by another number",
         _FLOAT64,
         replacing(mx.fast, "scaled_dot_product_attention", _scale_off),
+        source="pytorch/pytorch#162588 (wrong results at large lengths alone)",
         layer="attention",
     ),
     Fault(
@@ -41,6 +42,7 @@ FAULTS: tuple[Fault, ...] = (
         "where the keys fill a block of 4, attention takes the last but one value in the place of the last",
         _FLOAT64,
         replacing(mx.fast, "scaled_dot_product_attention", _last_value_of_a_block),
+        source="pytorch/pytorch#169222 (rows of the last, partial block of keys)",
         layer="attention",
     ),
 )

@@ -17,9 +17,10 @@ class Fault:
     """A bug that can be switched on around a campaign.
 
     ``breaks``: id of the property that must find it; None for a harmless variation, which no property may report.
-    ``source``: the public report that it is modelled on, or "" for one of our own.  ``plant()``: a context manager;
-    while it is open the reference engine has the bug.  ``shown_on(target)``: can it show there at all?  ``layer``: the
-    one it lives in; None for a variation.
+    ``source``: the public report that it is modelled on, ``owner/name#number``, and in brackets what that report shows
+    or in what the planted bug differs from it; "" for one of our own.  ``plant()``: a context manager; while it is open
+    the reference engine has the bug.  ``shown_on(target)``: can it show there at all?  ``layer``: the one it lives in;
+    None for a variation.
     """
 
     id: str

@@ -121,6 +121,7 @@ FAULTS: tuple[Fault, ...] = (
         "after a front trim the keys held are rotated again when they are fetched",
         _CACHE_FREE,
         _fetched(_turned_again),
+        source="NeuraLegion/shainet#110",
         layer="cache",
     ),
     Fault(
@@ -128,6 +129,7 @@ FAULTS: tuple[Fault, ...] = (
         "the first token behind a rollback keeps the row of the token that was rejected",
         _CACHE_FREE,
         _keeps_a_rejected_row(),
+        source="Sudharsanselvaraj/Token-Print#110 (rejected drafts were left in the tensor)",
         layer="cache",
     ),
     Fault(
@@ -135,6 +137,7 @@ FAULTS: tuple[Fault, ...] = (
         "an Int8 cache multiplies every head by the scale of the first",
         "outputs_equal_the_witness",
         replacing(storage, "quantise_rows", _one_scale_for_all_heads),
+        source="sgl-project/sglang#26436 (a single head's scale was used for all)",
         shown_on=_rounds_several_heads,
         layer="cache",
     ),

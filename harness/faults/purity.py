@@ -240,6 +240,7 @@ FAULTS: tuple[Fault, ...] = (
         "a full ring gives out its buffer instead of a slice, and the next token is written into it",
         _PURE,
         replacing(Side, "live", _whole_buffers),
+        source="sawfwair/mere-run#489 (appends wrote into arrays that others held, there a fork)",
         shown_on=_rotates,
         layer="cache",
     ),
@@ -259,6 +260,7 @@ IMAGE_FAULTS: tuple[Fault, ...] = (
         "a chunk clears the features that it took from the prompt, which a rollback or another sequence needs again",
         _PURE,
         replacing(Prompt, "lay_over", _consumes),
+        source="youssofal/MTPLX#296 (features were gone behind a restore)",
         layer="images",
     ),
 )

@@ -168,6 +168,7 @@ FAULTS: tuple[Fault, ...] = (
         "the causal mask shows every token the one after it",
         "mask_shows_exactly_the_visible_set",
         _mask(_leak),
+        source="keras-team/keras#23038 (a lost causal mask showed all future tokens)",
         layer="mask",
     ),
     Fault(
@@ -175,6 +176,7 @@ FAULTS: tuple[Fault, ...] = (
         "a chunk of two tokens gets no mask at all, so the first sees the second",
         "mask_shows_exactly_the_visible_set",
         _replacing(masks, "chunk_mask", _no_mask),
+        source="EricLBuehler/mistral.rs#2301 (later chunks lost their mask, like decode steps)",
         layer="mask",
     ),
     Fault(
@@ -182,6 +184,7 @@ FAULTS: tuple[Fault, ...] = (
         "behind cached keys the last row of the mask is all hidden",
         "every_forward_gives_finite_logits",
         _mask(_blinds_the_last),
+        source="pytorch/pytorch#109517 (a row that is masked completely gives NaN)",
         layer="mask",
     ),
     Fault(
@@ -189,6 +192,7 @@ FAULTS: tuple[Fault, ...] = (
         "the causal comparison is strict",
         "mask_shows_exactly_the_visible_set",
         _mask(_strict),
+        source="paiml/aprender#2029 (all layers but the last left the new token's own key out)",
         layer="mask",
     ),
     Fault(
@@ -204,6 +208,7 @@ FAULTS: tuple[Fault, ...] = (
         "RoPE counts the keys that are held instead of the absolute position",
         "positions_are_absolute",
         _rotates_at_live_length,
+        source="rajveer43/VeloxQuant-MLX#389 (the offset was set to the number of rows kept)",
         layer="positions",
     ),
     Fault(
@@ -211,6 +216,7 @@ FAULTS: tuple[Fault, ...] = (
         "trim_front reports n removed and removes nothing",
         "keys_equal_ledger_live_length",
         _replacing(KVCache, "trim_front", _stands_still),
+        source="ml-explore/mlx-swift-lm#618 (a rotating cache inherited a trim that does nothing)",
         layer="cache",
     ),
     Fault(
@@ -225,6 +231,7 @@ FAULTS: tuple[Fault, ...] = (
         "the compaction behind a front trim starts one slot too early",
         "cached_rows_stay_what_they_were",
         _replacing(Side, "drop_slots", _shifts),
+        source="JaydenLyh/Reward-Forcing#5 (evicted rows were counted from the wrong slot)",
         layer="cache",
     ),
     Fault(
@@ -232,6 +239,7 @@ FAULTS: tuple[Fault, ...] = (
         "rows move in a front trim, and the scales of an Int8 cache do not",
         "cached_rows_stay_what_they_were",
         _replacing(Side, "drop_slots", _leaves_scales),
+        source="rajveer43/VeloxQuant-MLX#369 (a trim left a part of a quantised cache's state behind)",
         layer="cache",
     ),
     Fault(
@@ -239,6 +247,7 @@ FAULTS: tuple[Fault, ...] = (
         "trim_front removes what it should and reports 0",
         "trim_reports_what_it_removed",
         _replacing(KVCache, "trim_front", _reports),
+        source="ml-explore/mlx-swift-lm#424 (a trim reported 0 and nobody looked; there it had not moved)",
         layer="cache",
     ),
     Fault(
@@ -253,6 +262,7 @@ FAULTS: tuple[Fault, ...] = (
         "a cache that was trimmed to zero cannot be appended to",
         "every_operation_completes",
         _replacing(KVCache, "update_and_fetch", _raises_when_empty),
+        source="Blaizzy/mlx-vlm#1900 (caches of length 0 crashed, there in a merge)",
         layer="cache",
     ),
     Fault(
@@ -260,6 +270,7 @@ FAULTS: tuple[Fault, ...] = (
         "a counter of the process changes the values that are cached",
         "same_program_same_bytes",
         _replacing(KVCache, "update_and_fetch", _noisy),
+        source="ikawrakow/ik_llama.cpp#1696 (the next request inherited hidden state)",
         layer="cache",
     ),
 )

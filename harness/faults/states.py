@@ -10,8 +10,8 @@ import mlx.core as mx
 
 from harness.faults.model import Fault
 from harness.faults.patching import replacing
-from reference_models.engine import KVCache
-from reference_models.engine.side import Side
+from reference_models.engine import KVCache, RotatingKVCache, VisibilityRule
+from reference_models.engine.side import GROWTH, Side
 
 _SAVED = "save_and_load_change_nothing"
 _MEMORY = "memory_is_given_back"
@@ -61,6 +61,25 @@ def _no_longer_int8(arrays: dict[str, mx.array], metadata: dict[str, Any]) -> No
             arrays[f"{name}.0"] = arrays[f"{name}.0"].astype(mx.float32) * scales
 
 
+@contextmanager
+def _forgets_the_sinks() -> Iterator[None]:
+    """Only the width of what turns is read: all that was held stays, and sinks are ordinary keys from then on."""
+    original = KVCache.__dict__["from_state"]
+
+    def from_state(cls: type[KVCache], *given: Any) -> KVCache:
+        cache: KVCache = original.__func__(cls, *given)
+        if isinstance(cache, RotatingKVCache):
+            cache.window, cache.sinks = cache.window - cache.sinks, 0
+            cache._rule = VisibilityRule(cache.window, 0)
+        return cache
+
+    setattr(KVCache, "from_state", classmethod(from_state))  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(KVCache, "from_state", original)  # noqa: B010
+
+
 def _keeps_the_offset(original: Any) -> Any:
     def reset(self: KVCache) -> None:
         offset = self.offset
@@ -74,6 +93,22 @@ def _keeps_the_memory(original: Any) -> Any:
     def reset(self: KVCache) -> None:
         sides = self._keys, self._values
         original(self)
+        self._keys, self._values = sides
+
+    return reset
+
+
+def _makes_room_at_once(original: Any) -> Any:
+    """Empty buffers of one quantum are there again before anybody asks for them."""
+
+    def reset(self: KVCache) -> None:
+        sides = self._keys, self._values
+        original(self)
+        for side in sides:
+            if side is not None:
+                side.arrays = [
+                    mx.zeros((*array.shape[:2], GROWTH, array.shape[3]), array.dtype) for array in side.arrays
+                ]
         self._keys, self._values = sides
 
     return reset
@@ -147,6 +182,7 @@ FAULTS: tuple[Fault, ...] = (
         "a cache that was read from a file counts its positions from 0",
         _SAVED,
         loading(_only_the_live_length),
+        source="scouzi1966/maclocal-api#46 (arrays came back and the offset did not)",
         layer="cache",
     ),
     Fault(
@@ -154,6 +190,7 @@ FAULTS: tuple[Fault, ...] = (
         "rows come back from a file in half precision",
         _SAVED,
         loading(_half_precision),
+        source="waybarrios/vllm-mlx#612",
         layer="cache",
     ),
     Fault(
@@ -161,6 +198,16 @@ FAULTS: tuple[Fault, ...] = (
         "an Int8 cache comes back from a file as one of rows, with the same numbers in it",
         _SAVED,
         loading(_no_longer_int8),
+        source="ggml-org/llama.cpp#28498 (a file did not say how its rows are stored)",
+        layer="cache",
+    ),
+    Fault(
+        "file-forgets-the-sinks",
+        "a ring comes back from a file as wide as what turns in it, without its number of sinks",
+        _SAVED,
+        _forgets_the_sinks,
+        source="waybarrios/vllm-mlx#709 (what a ring keeps beside its arrays was not captured)",
+        shown_on=lambda target: any(rule is not None and rule.sinks for rule in target.rules),
         layer="cache",
     ),
     Fault(
@@ -168,6 +215,7 @@ FAULTS: tuple[Fault, ...] = (
         "a reset sequence goes on at its old position",
         "keys_equal_ledger_live_length",
         replacing(KVCache, "reset", _keeps_the_offset),
+        source="ikawrakow/ik_llama.cpp#1696 (a full reset left a part of the state)",
         layer="cache",
     ),
     Fault(
@@ -175,6 +223,15 @@ FAULTS: tuple[Fault, ...] = (
         "a reset sets the lengths to zero and keeps the buffers",
         _MEMORY,
         replacing(KVCache, "reset", _keeps_the_memory),
+        source="ollama/ollama#17875",
+        layer="cache",
+    ),
+    Fault(
+        "reset-makes-room-at-once",
+        "a reset cache allocates its first 256 slots for a prompt that may never come",
+        _MEMORY,
+        replacing(KVCache, "reset", _makes_room_at_once),
+        source="ollama/ollama#16698 (memory of a cache was not released between requests)",
         layer="cache",
     ),
     Fault(
@@ -182,6 +239,7 @@ FAULTS: tuple[Fault, ...] = (
         "a front trim moves the rows within buffers that never shrink",
         _MEMORY,
         replacing(Side, "drop_slots", _compacts_in_place),
+        source="lmstudio-ai/mlx-engine#315 (buffers grew by 256 slots and never shrank)",
         layer="cache",
     ),
     Fault(
@@ -189,6 +247,7 @@ FAULTS: tuple[Fault, ...] = (
         "a rollback leaves one of the rejected drafts and reports all of them",
         "rollback_equals_never_speculated",
         replacing(KVCache, "rollback", _one_too_few),
+        source="ml-explore/mlx-lm#1109 (rejected drafts stayed in the cache)",
         layer="cache",
     ),
     Fault(
@@ -196,6 +255,7 @@ FAULTS: tuple[Fault, ...] = (
         "what is written over rejected drafts keeps their values; no length and no kept row shows it",
         "rollback_equals_never_speculated",
         _draft_values_survive,
+        source="ml-explore/mlx-lm#1486 (a rewind left stale keys; here values)",
         layer="cache",
     ),
     Fault(
@@ -203,6 +263,7 @@ FAULTS: tuple[Fault, ...] = (
         "a chunk attends to its rows as computed, what follows to a rounded copy of them",
         "chunks_equal_one_shot",
         replacing(KVCache, "update_and_fetch", _fresh_rows_are_finer),
+        source="oarriaga/paz#415",
         layer="cache",
     ),
 )

@@ -141,6 +141,7 @@ FAULTS: tuple[Fault, ...] = (
         "trim_front drops one key more than it says",
         _LENGTHS,
         replacing(KVCache, "trim_front", _trims(lambda cache, n, keep: (n + 1 if n else 0, keep))),
+        source="lablup/mlxcel#994 (there a rewind, and two too many)",
         layer="cache",
     ),
     Fault(
@@ -148,6 +149,7 @@ FAULTS: tuple[Fault, ...] = (
         "trim_front drops the oldest keys whatever it was told to keep",
         _ROWS,
         replacing(KVCache, "trim_front", _trims(lambda cache, n, keep: (n, 0))),
+        source="awslabs/keys_values#144 (the initial tokens were evicted first)",
         layer="cache",
     ),
     Fault(
@@ -155,6 +157,7 @@ FAULTS: tuple[Fault, ...] = (
         "the second generation of enforce_max_kv_size forgets its sinks",
         _ROWS,
         replacing(scheduler, "_SINKS", lambda sinks: 0),
+        source="ml-explore/mlx-lm#1631 (sinks were enforced in one place and dropped in another)",
         layer="pool",
     ),
     Fault(
@@ -162,6 +165,7 @@ FAULTS: tuple[Fault, ...] = (
         "a cache that was trimmed to nothing starts again at position 0",
         _LENGTHS,
         replacing(KVCache, "trim_front", _resets_at_zero),
+        source="ggml-org/llama.cpp#29045 (behind a removal a batch landed at position 0)",
         layer="cache",
     ),
     Fault(
@@ -201,6 +205,7 @@ FAULTS: tuple[Fault, ...] = (
         "one rejected draft stays in the cache",
         _LENGTHS,
         replacing(KVCache, "rollback", _rolls_back(lambda cache, n: max(0, n - 1))),
+        source="lablup/mlxcel#1760 (the last token was run again on a cache that still held it)",
         layer="cache",
     ),
     Fault(
@@ -224,6 +229,7 @@ FAULTS: tuple[Fault, ...] = (
         "a rollback compacts from the wrong end: the newest rows stay, the oldest go",
         _ROWS,
         replacing(KVCache, "rollback", _drops_the_oldest),
+        source="Sudharsanselvaraj/Token-Print#268 (a rewind sliced the last rows, not the first)",
         layer="cache",
     ),
     Fault(
@@ -231,6 +237,7 @@ FAULTS: tuple[Fault, ...] = (
         "the newest row is not copied when a cache grows past 256 slots",
         _ROWS,
         replacing(Side, "_reallocate", _loses_a_row),
+        source="ml-explore/mlx-examples#765 (growth failed unless the offset was a multiple of 256)",
         layer="cache",
     ),
     Fault(
@@ -238,6 +245,7 @@ FAULTS: tuple[Fault, ...] = (
         "the last attention layer is given the cache of the one before it",
         _LENGTHS,
         _shared_layer,
+        source="EfficientMoE/MoE-Infinity#195 (every layer wrote into the same buffer)",
         layer="pool",
     ),
 )

@@ -136,7 +136,7 @@ FAULTS: tuple[Fault, ...] = (
         "mask-from-buffer-width",
         "the mask is as wide as the buffer, not as the keys in it",
         _WIDTH,
-        _before(lambda cache, right: int(cache.capacity)),
+        _before(lambda cache, right: int(getattr(cache, "capacity", right))),  # without buffers it has no width
         "lablup/mlxcel#1776 (a mask sized by the physical length of a cache)",
         layer="mask",
     ),
@@ -153,6 +153,7 @@ FAULTS: tuple[Fault, ...] = (
         "behind cached keys the mask is one key too narrow",
         _WIDTH,
         _before(lambda cache, right: max(0, right - 1)),
+        source="huggingface/transformers#48510 (a mask narrower than the keys, one past the window)",
         layer="mask",
     ),
     Fault(
@@ -160,6 +161,7 @@ FAULTS: tuple[Fault, ...] = (
         "the triangle is aligned with the first key instead of the last",
         _CONTENT,
         _drawn(_aligned_left),
+        source="pytorch/pytorch#144858",
         layer="mask",
     ),
     Fault(
@@ -167,6 +169,7 @@ FAULTS: tuple[Fault, ...] = (
         "after a front trim the oldest key that was kept is hidden",
         _CONTENT,
         _drawn(_without(lambda cache, before: cache.live_start > 0, 0)),
+        source="huggingface/transformers#37414 (where the keys of a mask start was one off)",
         layer="mask",
     ),
     Fault(
@@ -181,6 +184,7 @@ FAULTS: tuple[Fault, ...] = (
         "RoPE starts at 0 in every forward",
         _POSITIONS,
         _start(lambda offset, length: 0),
+        source="RobertCsordas/moeut#6",
         layer="positions",
     ),
     Fault(
@@ -188,6 +192,7 @@ FAULTS: tuple[Fault, ...] = (
         "RoPE starts where the chunk ends",
         _POSITIONS,
         _start(lambda offset, length: offset + length),
+        source="ml-explore/mlx-lm#1702 (KV-shared layers rotated at offset + L)",
         layer="positions",
     ),
     Fault(
@@ -195,6 +200,7 @@ FAULTS: tuple[Fault, ...] = (
         "the model's own switch makes it rotate at the number of keys held; its masks are right",
         _POSITIONS,
         replacing(minicpm3.Model, "__call__", _by_its_switch),
+        source="rajveer43/VeloxQuant-MLX#195 (the offset told the rows kept)",
         shown_on=_has_the_switch,
         layer="positions",
     ),
@@ -203,6 +209,7 @@ FAULTS: tuple[Fault, ...] = (
         "behind cached keys all tokens of a chunk get the position of its first",
         _POSITIONS,
         replacing(rope, "text_position_ids", _first_alone),
+        source="jundot/omlx#2363",
         shown_on=lambda target: bool(target.turns_by_mrope),
         layer="positions",
     ),

@@ -14,6 +14,7 @@ from harness.reporting.files import write_atomically
 from harness.reporting.grids import kill_matrix
 from harness.reporting.html import html_page
 from harness.reporting.record import record_text
+from harness.reporting.sources import linked, with_links
 from harness.reporting.text import block, count, escape, table
 
 SCHEMA = "kv-harness-kill-matrix"
@@ -162,7 +163,8 @@ def write_matrix(folder: Path, record: Mapping[str, Any]) -> None:
     markdown, picture = matrix_markdown(record), kill_matrix(record)
     write_atomically(folder / f"{NAME}.json", record_text(record))
     write_atomically(folder / f"{NAME}.md", markdown)
-    write_atomically(folder / f"{NAME}.html", html_page(markdown, {"Found": [picture] if picture else []}))
+    page = with_links(html_page(markdown, {"Found": [picture] if picture else []}))
+    write_atomically(folder / f"{NAME}.html", page)
 
 
 def _worse(one: Mapping[str, Any]) -> tuple[bool, bool, str]:
@@ -196,7 +198,7 @@ def matrix_markdown(record: Mapping[str, Any]) -> str:
         if one["by"] is not None and not one["named"]
     ]
     about = [
-        (name, fault["layer"], fault["breaks"], fault["summary"], fault["source"] or "-")
+        (name, fault["layer"], fault["breaks"], fault["summary"], linked(fault["source"]))
         for name, fault in record["faults"].items()
     ]
     cell = (

@@ -11,13 +11,21 @@ _SPECIAL = re.compile(r"[\\`|*<]")
 _BACKTICKS = re.compile(r"`+")
 
 
+class Markdown(str):
+    """Text that is Markdown already: a cell of a table takes it as it is."""
+
+    __slots__ = ()
+
+
 def escape(text: object) -> str:
     """``text`` on one line, shown as it is: for prose and for table cells, which ``|`` would end."""
+    if isinstance(text, Markdown):
+        return str(text)
     return _SPECIAL.sub(lambda match: "\\" + match.group(), " ".join(str(text).split()))
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]], right: Collection[int] = ()) -> str:
-    """A GitHub table; every cell is escaped. ``right``: columns of numbers, aligned to the right."""
+    """A GitHub table; a cell that is no ``Markdown`` is escaped. ``right``: columns aligned to the right."""
     return tabulate(
         [[escape(cell) for cell in row] for row in rows],
         headers=[escape(header) for header in headers],

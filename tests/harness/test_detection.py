@@ -15,7 +15,7 @@ import harness.faults
 import properties
 from harness import cli, detection
 from harness.detection import Hunt, hunt, hunt_all, runs_of
-from harness.faults import ALL_FAULTS, IMAGE_FAULTS, VARIATIONS, Fault, windows
+from harness.faults import ALL_FAULTS, FAULTS, IMAGE_FAULTS, VARIATIONS, Fault, windows
 from harness.faults.model import Layer
 from harness.faults.patching import replacing
 from harness.profiles import PROFILES
@@ -23,6 +23,7 @@ from harness.reporting.kill_matrix import matrix_markdown, summarise
 from harness.targets.reference import FAMILIES, paths, targets
 from harness.terminal import INTERRUPTS
 from harness.workers import Died
+from reference_models.engine.no_cache import row_widths
 
 SMOKE = PROFILES["smoke"]
 BY_ID = {fault.id: fault for fault in ALL_FAULTS}
@@ -66,6 +67,15 @@ def test_a_bug_is_tried_where_it_can_show(fault: Fault) -> None:
         assert any(fault.shown_on(target) for target in targets(family, path=path))
     if fault in windows.FAULTS:
         assert runs == [("cohere2", "text"), ("olmo3", "text"), ("qwen2_vl", "text")]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
+def test_a_planted_bug_does_not_end_what_looks_at_a_model_in_front_of_the_programs(fault: Fault) -> None:
+    """How wide rows are is asked once, of a forward over caches without buffers: by whichever hunt comes first."""
+    target = targets("nemotron_nas")[0]
+    right = target.row_widths
+    with fault.plant():
+        assert row_widths(target.variant.model()) == right
 
 
 def test_what_a_hunt_says() -> None:
