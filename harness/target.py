@@ -248,7 +248,7 @@ class Session(Protocol):
         ...
 
     def memory(self, sequence: int) -> tuple[CacheMemory, ...]:
-        """One per cache, () for a sequence in a batch; capability BYTES."""
+        """One per cache: in a batch the share of the sequence, or () where nobody can tell it; capability BYTES."""
         ...
 
 

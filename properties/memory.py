@@ -30,7 +30,10 @@ class MemoryIsGivenBack(Property):
         if not (reset or trimmed) or not step.told or not step.index:
             return None
         before, after = run.steps[step.index - 1].told[index].memory, step.told[index].memory
-        live, decisive = step.after.live_len, False
+        # A batch holds as many slots for every row as its longest has keys.
+        rows = step.rows if index in step.rows else ()
+        live = max((len(step.told[row].held) for row in rows), default=step.after.live_len)
+        decisive = False
         for layer, was, now in zip(run.target.attention_layers, before, after, strict=False):
             allowed = 0 if reset else (live + GROWTH) * was.per_slot
             if now.held > allowed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.faults import (
     batch_kinds,
+    batch_memory,
     batch_models,
     batches,
     blocks,
@@ -44,6 +45,7 @@ FAULTS: tuple[Fault, ...] = (
     + purity.FAULTS
     + wiring.FAULTS
     + batch_kinds.FAULTS
+    + batch_memory.FAULTS
     + outputs.FAULTS
     + one_path.FAULTS
     + numbers.FAULTS

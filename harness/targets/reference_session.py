@@ -172,10 +172,7 @@ class ReferenceSession:
         )
 
     def memory(self, sequence: int) -> tuple[CacheMemory, ...]:
-        if self._ids[sequence] in self._pool.rows:
-            return ()  # it has no memory of its own
-        caches = self._pool.forward_caches(self._ids[sequence])
-        return tuple(CacheMemory(cache.nbytes, cache.bytes_per_slot) for cache in caches)
+        return tuple(CacheMemory(held, slot) for held, slot in self._pool.memory_of(self._ids[sequence]))
 
     def snapshot(self, sequence: int, slot: int) -> CopyObservation:
         seen = self._copy(lambda: self._pool.snapshot(self._ids[sequence], slot))

@@ -72,6 +72,8 @@ class BatchPool(CachePool):
             whole = whole or joined
         for seq, caches in left.items():
             self._replace(seq, caches)
+        for seq in join:
+            super().reset(seq)  # what it held is in the batch now, and need not be held twice
         self._batch, self._rows = tuple(whole), tuple(rows)
         return len(self._batch)
 
@@ -101,6 +103,15 @@ class BatchPool(CachePool):
         row = self._rows.index(seq)
         return [(cache.offsets[row], cache.live_start[row], cache.live_len[row]) for cache in self._batch]
 
+    def memory_of(self, seq: int) -> list[tuple[int, int]]:
+        """Bytes that the sequence holds in every layer, and those of one slot; in the batch its share of it, beside
+        what its own caches still hold. Raises UnknownSequence."""
+        own = [(cache.nbytes, cache.bytes_per_slot) for cache in self.forward_caches(seq)]
+        if seq not in self._rows:
+            return own
+        shares = [_share(cache, self._rows.index(seq)) for cache in self._batch]
+        return [(held + share, slot) for (held, _), (share, slot) in zip(own, shares, strict=True)]
+
     def bounds(self, seq: int) -> tuple[tuple[int, int, int], ...]:
         """As ``CachePool.bounds``, also for a row of the batch (no model-owned sequence is in one)."""
         return tuple(self.lengths_of(seq)) if seq in self._rows else super().bounds(seq)
@@ -127,3 +138,10 @@ class BatchPool(CachePool):
 
     def _counts(self, seq: int, n: int) -> list[int]:
         return [n if mine == seq else 0 for mine in self._rows]
+
+
+def _share(cache: BatchCache, row: int) -> tuple[int, int]:
+    """Bytes of the buffers that are a row's share of them, padding included, and of one slot of it."""
+    if isinstance(cache, BatchPagedKVCache):
+        return cache.tables[row].nbytes, cache.tables[row].bytes_per_slot
+    return cache.nbytes // cache.batch, cache.bytes_per_slot // cache.batch
