@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.rules import GROUP, fits
+from harness.rules import GROUP, fits_all
 from harness.target import CacheRows, Capability, Target
 
 Array = np.ndarray[Any, Any]
@@ -24,9 +24,8 @@ _ULP, _QUOTIENT = 2.0**-24, 2.0**-21
 def takes_affine(target: Target) -> bool:
     """Can caches of this target, as they are at first, be quantised to any storage there is? Rows of most tiny models
     are too narrow for the affine ones."""
-    if Capability.QUANTISE not in target.capabilities or target.row_storage != "rows":
-        return False
-    return all(fits(storage, width) for storage in BITS for both in target.row_widths for width in both)
+    quantises = Capability.QUANTISE in target.capabilities and target.row_storage == "rows"
+    return quantises and fits_all(target.row_widths)
 
 
 class GivenRows:

@@ -66,12 +66,13 @@ sinks = weighted((3, st.just(0)), (2, st.integers(1, 6)), (1, st.just(10_000)))
 
 #: How far a bound lies below what the next token would see: 0 leaves it alone, a large one means a bound of 1. Few most
 #: often, for rings of few slots.
-excesses = weighted((5, st.integers(1, 4)), (4, st.integers(1, 12)), (2, st.integers(0, 64)), (1, st.just(10_000)))
+FAR = 10_000
+excesses = weighted((5, st.integers(1, 4)), (4, st.integers(1, 12)), (2, st.integers(0, 64)), (1, st.just(FAR)))
 Bound = tuple[Generation, int, int]
 #: Slots that a context shift is to keep: none, few, or more than its bound leaves room for; and what it is to discard:
 #: half of the others, few, or more than there are.
 _shift_keeps = weighted((2, st.just(0)), (4, st.integers(1, 8)), (2, st.just(10_000)))
-_discards = weighted((3, st.just(0)), (3, st.integers(1, 16)), (1, st.just(10_000)))
+_discards = weighted((4, st.just(0)), (3, st.integers(1, 16)), (1, st.just(10_000)))
 #: A generation with both, which only the last one takes; that one twice as often as the others, for all there is to it.
 bounds: st.SearchStrategy[Bound] = weighted(
     (1, st.just(("trim", 4, 0))),
@@ -102,7 +103,7 @@ kept = st.booleans()
 #: Are rows quantised before they join a batch?
 quantised_first = weighted((2, st.just(False)), (1, st.just(True)))
 #: Does it start again first?
-freshly = weighted((3, st.just(False)), (2, st.just(True)))
+freshly = st.booleans()
 #: What happens between a snapshot and its return.
 detours = st.sampled_from(("chunk", "decode", "trim", "rollback", "enforce", "reset"))
 times_back = st.integers(1, 2)

@@ -8,8 +8,7 @@ import mlx.core as mx
 
 from harness.faults.model import Fault
 from harness.faults.patching import replacing
-from harness.quantised import takes_affine
-from harness.rules import fits
+from harness.rules import fits_all
 from reference_models.engine import CachePool, KVCache, side, storage
 from reference_models.engine.int8 import INT8_MAX
 from reference_models.engine.side import Side
@@ -28,8 +27,7 @@ def _quantises(target: Any) -> bool:
 
 def _some_misfit(target: Any) -> bool:
     """Is there a storage that its caches must refuse while they are empty?"""
-    widths = [width for both in target.row_widths for width in both]
-    return target.row_storage == "rows" and not all(fits("affine8", width) for width in widths)
+    return target.row_storage == "rows" and not fits_all(target.row_widths)
 
 
 def _forgets_live_start(original: Any) -> Any:
@@ -147,7 +145,7 @@ FAULTS: tuple[Fault, ...] = (
         "a cache that becomes an affine one in mid-sequence loses the newest of its rows",
         _BOUND,
         replacing(KVCache, "to_storage", _affine_loses_the_newest),
-        shown_on=lambda target: _not_paged(target) and takes_affine(target),
+        shown_on=lambda target: _quantises(target) and fits_all(target.row_widths),
         layer="cache",
     ),
     Fault(
