@@ -2,48 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
-
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import precondition, rule
 
 from harness import strategies as draw
-from harness.judge import Judge
-from harness.ledger import SequenceLedger
-from harness.operation import Generation
-from harness.operations import (
-    Batch,
-    BatchDecode,
-    BatchForward,
-    EnforceMaxKvSize,
-    Operation,
-    QuantizeCache,
-    Rollback,
-    TrimFront,
-)
-from harness.target import Capability, Target
+from harness.operations import Batch, BatchDecode, BatchForward, EnforceMaxKvSize, Rollback, TrimFront
+from harness.program_rules import ProgramRules
+from harness.target import Capability
 
 
-class BatchRules(RuleBasedStateMachine):
-    """To be inherited by a machine with the attributes and methods named here.
-
-    Every rule ends with forwards: a chunk of all rows, ragged or not, and in half of the cases a few tokens one by one.
-    """
-
-    target: ClassVar[Target]
-    judge: Judge | None = None
-
-    def _apply(self, operation: Operation) -> None:
-        raise NotImplementedError  # the machine that inherits these rules has it
-
-    def _apply_able(self, operations: Sequence[Operation]) -> None:
-        raise NotImplementedError  # the machine that inherits these rules has it
-
-    def _sequence(self, drawn: int, deep: draw.Deep = ()) -> int:
-        raise NotImplementedError  # the machine that inherits these rules has it
-
-    def _ledger(self, index: int) -> SequenceLedger:
-        raise NotImplementedError  # the machine that inherits these rules has it
+class BatchRules(ProgramRules):
+    """Every rule ends with forwards: a chunk of all rows, ragged or not, and in half of the cases a few tokens one by
+    one."""
 
     @precondition(lambda self: self._can_batch())
     @rule(
@@ -52,15 +21,22 @@ class BatchRules(RuleBasedStateMachine):
         times=draw.batch_decodes,
         deep=draw.deep,
         quantised=draw.quantised_first,
+        storages=draw.storages,
     )
     def batch_and_go_on(
-        self, order: tuple[int, ...], tokens: tuple[int, ...], times: int, deep: draw.Deep, quantised: bool
+        self,
+        order: tuple[int, ...],
+        tokens: tuple[int, ...],
+        times: int,
+        deep: draw.Deep,
+        quantised: bool,
+        storages: draw.Storages,
     ) -> None:
         """Some sequences, of whatever lengths they have, join, stay or leave, and the batch goes forward."""
         for row in self._as_far_as_there(Batch(order)).rows:
             self._sequence(row, deep)
-            if quantised:
-                self._apply_able((QuantizeCache("int8", row),))
+            if quantised and Capability.INT8 in self.target.capabilities:
+                self._quantise(row, storages)
         self._gather(order)
         self._go_on(tokens, times)
 
@@ -120,12 +96,12 @@ class BatchRules(RuleBasedStateMachine):
     @precondition(lambda self: self._can_batch() and Capability.ENFORCE in self.target.capabilities)
     @rule(
         excess=draw.excesses,
-        generation=draw.generations,
+        bound=draw.bounds,
         tokens=draw.row_tokens,
         order=draw.batch_orders,
     )
     def bound_a_batch_and_go_on(
-        self, excess: int, generation: Generation, tokens: tuple[int, ...], order: tuple[int, ...]
+        self, excess: int, bound: draw.Bound, tokens: tuple[int, ...], order: tuple[int, ...]
     ) -> None:
         """Continuous batching under a bound: a chunk, then every row is bounded before each decode. The bound is the
         server's, the same for all: longer rows lose more, and short ones nothing."""
@@ -135,7 +111,7 @@ class BatchRules(RuleBasedStateMachine):
         limit = max(1, max(held, default=1) - excess)
         for _ in range(2):
             for row in self._batch():
-                self._apply(EnforceMaxKvSize(limit, generation, sequence=row))
+                self._apply(EnforceMaxKvSize(limit, *bound, sequence=row))
             self._apply(BatchDecode(1))
 
     def _go_on(self, tokens: tuple[int, ...], times: int) -> None:
@@ -145,11 +121,7 @@ class BatchRules(RuleBasedStateMachine):
 
     def _can_batch(self) -> bool:
         """Is there anything to batch, and can the target?"""
-        return (
-            Capability.BATCH in self.target.capabilities
-            and self.judge is not None
-            and self.judge.run.owners.count("pool") > 1
-        )
+        return Capability.BATCH in self.target.capabilities and self._several()
 
     def _batch(self) -> tuple[int, ...]:
         return () if self.judge is None else self.judge.run.batch
@@ -158,12 +130,6 @@ class BatchRules(RuleBasedStateMachine):
         """Only where there are no two rows already: a batch that lives on is as good, and older."""
         if len(self._batch()) < 2:
             self._gather(order)
-
-    def _as_far_as_there(self, batch: Batch) -> Batch:
-        """Each of its rows taken modulo the sequences of this program."""
-        assert self.judge is not None
-        several = len(self.judge.run.owners)
-        return Batch(tuple(dict.fromkeys(row % several for row in batch.rows)))
 
     def _gather(self, order: tuple[int, ...]) -> None:
         self._apply(self._as_far_as_there(Batch(order)))

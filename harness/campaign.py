@@ -16,6 +16,7 @@ from harness.judge import Listener
 from harness.judging import Evidence, Judgement, Property
 from harness.machines import make_machine
 from harness.profiles import Profile
+from harness.quantised import takes_affine
 from harness.reduction import ATTEMPTS, reduce_finding
 from harness.seeds import derive_seed
 from harness.tally import PropertyTally, Tally, target_label
@@ -172,7 +173,12 @@ def run_campaign(
 
 def shares_of(targets: Sequence[Target], profile: Profile) -> tuple[int, ...]:
     """Programs on each of these targets when a run judges all of them, before anything is found."""
-    return profile.shares([target.identity.storage for target in targets])
+    return profile.shares([_kind(target) for target in targets])
+
+
+def _kind(target: Target) -> str:
+    """Its storage, and whether programs can make an affine one of it: few variants have rows that are wide enough."""
+    return f"{target.identity.storage}, wide" if takes_affine(target) else target.identity.storage
 
 
 def _search(machine: type, profile: Profile, database: Path | None) -> None:

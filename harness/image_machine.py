@@ -7,8 +7,9 @@ from dataclasses import replace
 from hypothesis.stateful import initialize, rule
 
 from harness import strategies as draw
-from harness.machine import ProgramMachine, able
+from harness.machine import ProgramMachine
 from harness.operations import Chunk, Owner, Prefill, Reset, Rollback, TrimFront
+from harness.program_rules import able
 from harness.target import Capability
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
@@ -28,7 +28,8 @@ class Judgement:
 
     ``steps``: how many things it looked at.  ``decisive``: how many of them could have told a right target from a
     wrong one.  ``worst``: the largest difference met, for properties that measure one.  ``inconclusive``: why a
-    comparison says nothing.
+    comparison says nothing.  ``kinds``: how many of the decisive ones were of which kinds, in words; one may be of
+    several.
     """
 
     steps: int = 0
@@ -36,6 +37,7 @@ class Judgement:
     worst: float | None = None
     violation: Violation | None = None
     inconclusive: str | None = None
+    kinds: Mapping[str, int] = field(default_factory=dict)
 
 
 class Evidence:

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
-from typing import ClassVar, TypeVar
+from collections.abc import Collection
+from typing import ClassVar
 
 from hypothesis.stateful import initialize, precondition, rule
 
 from harness import strategies as draw
 from harness.batch_rules import BatchRules
-from harness.capability import needed_by
+from harness.bound_rules import BoundRules
 from harness.judge import Judge, Listener
 from harness.judging import Property
-from harness.ledger import SequenceLedger
 from harness.operations import (
-    BATCHES,
-    Batch,
     Chunk,
     Decode,
     EnforceMaxKvSize,
     Fork,
-    Generation,
-    Operation,
     Owner,
     Prefill,
     QuantizeCache,
@@ -34,29 +29,21 @@ from harness.operations import (
     TrimFront,
     Verify,
 )
-from harness.rules import QuantisedStorage
+from harness.program_rules import able
+from harness.quantised import takes_affine
 from harness.tally import GROWTH
-from harness.target import Capability, Target
+from harness.target import Capability
 from harness.turns import Turns
 
-_Rule = TypeVar("_Rule", bound=Callable[..., None])
 
-
-def able(*capabilities: Capability) -> Callable[[_Rule], _Rule]:
-    """The rule is there for targets that can do this."""
-    return precondition(lambda self: self.target.capabilities.issuperset(capabilities))
-
-
-class ProgramMachine(BatchRules):
+class ProgramMachine(BatchRules, BoundRules):
     """Builds a program operation by operation. Use ``make_machine`` for a class that can run."""
 
-    target: ClassVar[Target]
     properties: ClassVar[tuple[Property, ...]] = ()
     listener: ClassVar[Listener | None] = None
     muted: ClassVar[Collection[str]] = ()
     turns: ClassVar[Turns | None] = None
 
-    judge: Judge | None = None
     ending: draw.Few = ()
 
     @initialize(
@@ -109,33 +96,6 @@ class ProgramMachine(BatchRules):
         self._apply(Chunk(tokens, index))
         self._apply(Rollback(10_000 if everything else tokens, index))
         self._apply(Decode(times, index))
-
-    @able(Capability.ENFORCE)
-    @rule(
-        sequence=draw.sequences,
-        excess=draw.excesses,
-        generation=draw.generations,
-        keep=draw.shift_keeps,
-        n_discard=draw.discards,
-    )
-    def enforce(self, sequence: int, excess: int, generation: Generation, keep: int, n_discard: int) -> None:
-        """The bound is drawn relative to what the sequence holds: most absolute ones would do nothing."""
-        index = self._sequence(sequence)
-        limit = max(1, self._ledger(index).live_len - excess)
-        if generation == "shift":
-            self._apply(EnforceMaxKvSize(limit, generation, keep, n_discard, sequence=index))
-        else:  # the older generations take neither argument
-            self._apply(EnforceMaxKvSize(limit, generation, sequence=index))
-
-    @able(Capability.ENFORCE)
-    @rule(sequence=draw.sequences, tokens=draw.chunk_sizes, excess=draw.excesses, generation=draw.generations)
-    def bounded_prefill(self, sequence: int, tokens: int, excess: int, generation: Generation) -> None:
-        """A chunked prefill under a bound, as a server does it: chunk, enforce, chunk, enforce."""
-        index = self._sequence(sequence)
-        limit = max(1, self._ledger(index).live_len - excess)
-        for _ in range(2):
-            self._apply(Chunk(tokens, index))
-            self._apply(EnforceMaxKvSize(limit, generation, sequence=index))
 
     @able(Capability.ROLLBACK)
     @rule(sequence=draw.sequences, n=draw.rollback_counts, deep=draw.deep)
@@ -213,21 +173,28 @@ class ProgramMachine(BatchRules):
         self._extend(index, tokens)
 
     @able(Capability.QUANTISE)
-    @rule(sequence=draw.sequences, storage=draw.storages, fresh=draw.freshly, tokens=draw.chunk_sizes, deep=draw.deep)
+    @rule(
+        sequence=draw.sequences,
+        storages=draw.storages,
+        fresh=draw.freshly,
+        misfit=draw.misfits,
+        tokens=draw.chunk_sizes,
+        deep=draw.deep,
+    )
     def quantise_and_go_on(
-        self, sequence: int, storage: QuantisedStorage, fresh: bool, tokens: int, deep: draw.Deep
+        self, sequence: int, storages: draw.Storages, fresh: bool, misfit: bool, tokens: int, deep: draw.Deep
     ) -> None:
-        """``fresh``: of a sequence that starts again, so that its caches hold no row whose width they could see."""
+        """``fresh``: of a sequence that starts again, so that its caches hold no row whose width they could see: what
+        does not fit must be refused all the same."""
         index = self._sequence(sequence, () if fresh else deep)
         if fresh:
             self._apply_able((Reset(index),))
-        there = storage if Capability.INT8 in self.target.capabilities or storage != "int8" else "affine8"
-        self._apply(QuantizeCache(there, index))
+        self._quantise(index, storages, misfit or fresh)
         self._extend(index, tokens)
 
     def teardown(self) -> None:
         if self.judge is not None:
-            self._apply_able(self.ending)
+            self._apply_able(self._ending())
             self._shorten_long_ones()
             self.judge.end()
 
@@ -257,12 +224,14 @@ class ProgramMachine(BatchRules):
         if two and (fork or not turn):
             self._apply(Fork(1) if fork else second)
 
-    def _apply_able(self, operations: Sequence[Operation]) -> None:
-        if not self._several() and any(isinstance(operation, BATCHES) for operation in operations):
-            return
-        for operation in operations:
-            if needed_by(operation) <= self.target.capabilities:
-                self._apply(self._as_far_as_there(operation) if isinstance(operation, Batch) else operation)
+    def _ending(self) -> draw.Few:
+        """As drawn. Where caches can become affine they do, instead of Int8, which the many others can only become."""
+        if not takes_affine(self.target):
+            return self.ending
+        return tuple(
+            dataclasses.replace(operation, storage="affine4") if isinstance(operation, QuantizeCache) else operation
+            for operation in self.ending
+        )
 
     def _shorten_long_ones(self) -> None:
         """What grew is cut to two keys: left to chance, memory that is not given back would rarely show."""
@@ -270,20 +239,6 @@ class ProgramMachine(BatchRules):
             live = self._ledger(index).live_len
             if live > GROWTH:
                 self._apply_able((TrimFront(live - 2, sequence=index),))
-
-    def _neighbour(self, index: int) -> int:
-        """The next sequence that the pool owns, round about; -1 if there is none."""
-        owners = self.judge.run.owners if self.judge is not None else ()
-        behind = [*range(index + 1, len(owners)), *range(index)]
-        return next((other for other in behind if owners[other] == "pool"), -1)
-
-    def _several(self) -> bool:
-        """Are there two sequences that the pool owns?"""
-        return self.judge is not None and self.judge.run.owners.count("pool") > 1
-
-    def _extend(self, index: int, tokens: int) -> None:
-        """A chunk, or the prefill of a sequence that has nothing yet."""
-        self._apply(Chunk(tokens, index) if self._ledger(index).offset else Prefill(tokens, index))
 
     def _detour(self, kind: str, n: int, index: int) -> None:
         able = self.target.capabilities
@@ -300,17 +255,3 @@ class ProgramMachine(BatchRules):
             self._apply(Reset(index))
         else:
             self._extend(index, n)
-
-    def _sequence(self, drawn: int, deep: draw.Deep = ()) -> int:
-        """Which one is meant, once it has been through ``deep``."""
-        index = drawn % len(self.judge.run.owners) if self.judge is not None else 0
-        if deep and self._ledger(index).offset:
-            self._apply_able([dataclasses.replace(operation, sequence=index) for operation in deep])
-        return index
-
-    def _ledger(self, index: int) -> SequenceLedger:
-        return self.judge.run.ledgers[index] if self.judge is not None else SequenceLedger()
-
-    def _apply(self, operation: Operation) -> None:
-        if self.judge is not None and not self.judge.stopped:
-            self.judge.apply(operation)

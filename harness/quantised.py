@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from harness.rules import GROUP
-from harness.target import CacheRows
+from harness.rules import GROUP, fits_all
+from harness.target import CacheRows, Capability, Target
 
 Array = np.ndarray[Any, Any]
 
@@ -19,6 +19,13 @@ INT8_MAX = 127
 BITS = {"affine8": 8, "affine4": 4}
 #: Half an ulp of float32, in which targets compute; and how far a quotient may be off before it is rounded.
 _ULP, _QUOTIENT = 2.0**-24, 2.0**-21
+
+
+def takes_affine(target: Target) -> bool:
+    """Can caches of this target, as they are at first, be quantised to any storage there is? Rows of most tiny models
+    are too narrow for the affine ones."""
+    quantises = Capability.QUANTISE in target.capabilities and target.row_storage == "rows"
+    return quantises and fits_all(target.row_widths)
 
 
 class GivenRows:

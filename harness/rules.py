@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 QuantisedStorage = Literal["int8", "affine8", "affine4"]
 """``int8``: symmetric, one fp16 scale a row; ``affine8``, ``affine4``: with 8 or 4 bits, a scale and a bias for every
@@ -20,6 +20,11 @@ GROUP = 32
 def fits(storage: str, width: int) -> bool:
     """Can rows of so many numbers be stored so?"""
     return not storage.startswith("affine") or width % GROUP == 0
+
+
+def fits_all(widths: Iterable[tuple[int, int]]) -> bool:
+    """Can rows of these widths, of keys and of values, be stored in every way there is?"""
+    return all(fits(storage, width) for storage in get_args(QuantisedStorage) for both in widths for width in both)
 
 
 @dataclass(frozen=True)

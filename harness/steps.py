@@ -31,6 +31,17 @@ class ForwardStep:
     number: int = 0
     removed: bool = False
 
+    @property
+    def as_kv_heads(self) -> frozenset[bool]:
+        """Of a forward of a batch, by layers: has it as many rows as there are KV heads, or not? Empty of a forward of
+        one row, and where attention calls are not seen. Where both numbers agree, a mask that is broadcast along the
+        wrong one of these axes raises nothing."""
+        rows = self.append.rows
+        return frozenset(rows == call.kv_heads for call in self.seen.attention) if rows > 1 else frozenset()
+
+
+AS_KV_HEADS = {True: "with as many rows as KV heads", False: "with another number of rows than KV heads"}
+
 
 @dataclass(frozen=True)
 class Step:

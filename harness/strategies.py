@@ -64,11 +64,24 @@ rewinds = weighted((3, st.just(False)), (1, st.just(True)))
 early_trims = weighted((2, st.just(0)), (1, st.integers(1, 6)))
 sinks = weighted((3, st.just(0)), (2, st.integers(1, 6)), (1, st.just(10_000)))
 
-#: How far a bound lies below what the sequence holds: 0 leaves it alone, a large one means a bound of 1.
-excesses = weighted((8, st.integers(1, 12)), (2, st.integers(0, 64)), (2, st.just(10_000)))
-generations: st.SearchStrategy[Generation] = st.sampled_from(("trim", "sinks", "shift"))
-shift_keeps = st.integers(0, 8)
-discards = weighted((3, st.just(0)), (2, st.integers(1, 16)), (1, st.just(10_000)))
+#: How far a bound lies below what the next token would see: 0 leaves it alone, a large one means a bound of 1. Few most
+#: often, for rings of few slots.
+FAR = 10_000
+excesses = weighted((5, st.integers(1, 4)), (4, st.integers(1, 12)), (2, st.integers(0, 64)), (1, st.just(FAR)))
+Bound = tuple[Generation, int, int]
+#: Slots that a context shift is to keep: none, few, or more than its bound leaves room for; and what it is to discard:
+#: half of the others, few, or more than there are.
+_shift_keeps = weighted((3, st.just(0)), (4, st.integers(1, 8)), (2, st.just(10_000)))
+_discards = weighted((4, st.just(0)), (3, st.integers(1, 16)), (1, st.just(10_000)))
+#: A generation with both, which only the last one takes; that one twice as often as the others, for all there is to it.
+bounds: st.SearchStrategy[Bound] = weighted(
+    (1, st.just(("trim", 4, 0))),
+    (1, st.just(("sinks", 4, 0))),
+    (2, st.tuples(st.just("shift"), _shift_keeps, _discards)),
+)
+#: How often a server enforces its bound and goes on, and with how many drafts: none means one token.
+bounded_rounds = st.integers(2, 3)
+drafts_or_none = weighted((2, st.just(0)), (1, st.integers(1, 6)))
 
 #: A verify round: how many tokens are drafted, and how many of them are accepted (to be cut to those drafted).
 drafts = weighted((8, st.integers(1, 6)), (1, st.integers(1, 24)))
@@ -77,10 +90,14 @@ rounds = st.integers(1, 2)
 
 #: Slots for snapshots: few, so that they are written twice and read twice.
 slots = weighted((6, st.just(0)), (2, st.just(1)), (1, st.integers(2, 3)))
-#: What a cache is quantised to; most widths of tiny models fit the first alone.
-storages: st.SearchStrategy[QuantisedStorage] = weighted(
-    (3, st.just("int8")), (1, st.just("affine8")), (1, st.just("affine4"))
+Storages = tuple[QuantisedStorage, QuantisedStorage]
+#: What a cache is quantised to: where the widths of its rows fit Int8 alone, and where they fit any storage.
+storages: st.SearchStrategy[Storages] = st.tuples(
+    weighted((3, st.just("int8")), (1, st.just("affine8")), (1, st.just("affine4"))),
+    weighted((1, st.just("int8")), (2, st.just("affine8")), (2, st.just("affine4"))),
 )
+#: May it be what its rows do not fit, and with rows in it?
+misfits = weighted((3, st.just(False)), (1, st.just(True)))
 #: Is what is forked also kept in a slot?
 kept = st.booleans()
 #: Are rows quantised before they join a batch?
@@ -116,7 +133,8 @@ deep: st.SearchStrategy[Deep] = weighted(
 _ends: tuple[Few, ...] = (
     (),
     (SaveLoad(), QuantizeCache("int8"), SaveLoad()),
-    (SaveLoad(), Reset()),
+    (QuantizeCache("affine8"), SaveLoad(), Decode(2)),
+    (SaveLoad(), Reset(), QuantizeCache("affine4")),  # most rows do not fit, and there is none to see that by
     (SaveLoad(), Restore(0), SaveLoad()),
     (Restore(0),),
     (Batch((0, 1, 2)), BatchForward((2, 1)), BatchDecode(1)),

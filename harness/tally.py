@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -54,6 +55,7 @@ class PropertyTally:
     violations: int = 0
     inconclusive: int = 0
     by_target: dict[str, int] = field(default_factory=dict)  # decisive steps per configuration
+    kinds: Counter[str] = field(default_factory=Counter)  # decisive steps by what a judgement says that they were
 
 
 @dataclass
@@ -88,6 +90,8 @@ class Coverage:
     saved_after_trim: int = 0
     reset_and_reused: int = 0
     batched: int = 0
+    batched_as_kv_heads: int = 0
+    batched_unlike_kv_heads: int = 0
     batched_with_padding: int = 0
     batched_after_trim: int = 0
     left_a_batch: int = 0
@@ -117,6 +121,7 @@ class Tally:
         tally.steps += judgement.steps
         tally.decisive_steps += judgement.decisive
         tally.by_target[self._target] = tally.by_target.get(self._target, 0) + judgement.decisive
+        tally.kinds.update(judgement.kinds)
         tally.violations += judgement.violation is not None
         tally.inconclusive += judgement.inconclusive is not None
         if judgement.worst is not None:
@@ -211,11 +216,20 @@ def _image_states(run: Execution) -> dict[str, bool]:
 
 def _batch_states(run: Execution) -> dict[str, bool]:
     """Which of the states that need a batch a run reached, by the names of ``Coverage``."""
-    met = dict.fromkeys(("batched", "batched_with_padding", "batched_after_trim", "left_a_batch"), False)
+    met = dict.fromkeys(
+        (
+            *("batched", "batched_as_kv_heads", "batched_unlike_kv_heads"),
+            *("batched_with_padding", "batched_after_trim", "left_a_batch"),
+        ),
+        False,
+    )
     before: tuple[int, ...] = ()
     for step in run.steps:
         appends = [forward.append for forward in step.forwards if forward.append.rows > 1]
         met["batched"] |= bool(appends)
+        alike = frozenset[bool]().union(*(forward.as_kv_heads for forward in step.forwards))
+        met["batched_as_kv_heads"] |= True in alike
+        met["batched_unlike_kv_heads"] |= False in alike
         met["batched_with_padding"] |= any(append.padding + append.behind for append in appends)
         met["batched_after_trim"] |= any(len(append.held) != append.positions.start for append in appends)
         met["left_a_batch"] |= bool(set(before) - set(step.rows))

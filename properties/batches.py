@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import ClassVar
 
 from harness.execution import Execution
 from harness.findings import Violation
 from harness.judging import Evidence, Judgement, Property, recut_limit
 from harness.operations import Batch
-from harness.steps import Step
+from harness.steps import AS_KV_HEADS, Step
 from harness.target import Capability
 from properties.copies import first_change
 from properties.reproducibility import unless_noise
@@ -52,7 +53,7 @@ class BatchRowsEqualSoloRuns(Property):
         "It makes no difference whether a sequence goes forward in a batch or by itself: its logits are the same, to "
         "rounding."
     )
-    decisive_when = "a forward of a batch of two or more rows"
+    decisive_when = "a forward of a batch of two or more rows; their number is that of the KV heads, or another"
     needs: ClassVar = frozenset({Capability.BATCH})
     runs_again = True
 
@@ -70,6 +71,7 @@ class BatchRowsEqualSoloRuns(Property):
         limit = recut_limit(evidence.run)
         looked = decisive = 0
         worst = 0.0
+        kinds: Counter[str] = Counter()
         for line, twin in zip(lines, evidence.solo.steps, strict=False):
             text = line.step.operation.text()
             if twin.error is not None:
@@ -78,9 +80,10 @@ class BatchRowsEqualSoloRuns(Property):
             for left, right in zip(line.forwards, twin.forwards, strict=False):
                 looked += 1
                 decisive += left.append.rows > 1
+                kinds.update(AS_KV_HEADS[alike] for alike in left.as_kv_heads)
                 found = compare_forwards(left, right.seen, limit, "of the same sequence by itself")
                 if isinstance(found, str):
                     where = f"{text}, sequence {left.sequence} in a batch of {left.append.rows}"
                     return Judgement(looked, decisive, violation=Violation(line.step.index, f"{where}: {found}"))
                 worst = max(worst, found)
-        return Judgement(looked, decisive, worst)
+        return Judgement(looked, decisive, worst, kinds=kinds)

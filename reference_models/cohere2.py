@@ -188,5 +188,5 @@ TINY: dict[str, Config] = {
         layer_types=("full_attention", "sliding_attention", "sliding_attention", "full_attention"),
     ),
     "published-pattern": _tiny(num_hidden_layers=4, sliding_window=6, sliding_window_pattern=4, logit_scale=1.0),
-    "heads-of-32": _tiny(hidden_size=64, num_attention_heads=2, num_key_value_heads=1),
+    "heads-of-32": _tiny(hidden_size=64, num_attention_heads=2),
 }

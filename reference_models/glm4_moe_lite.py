@@ -183,10 +183,15 @@ def _tiny(**changes: object) -> Config:
 TINY: dict[str, Config] = {
     "one-layer": _tiny(num_hidden_layers=1, first_k_dense_replace=0),
     "plain": _tiny(),
-    "one-expert": _tiny(num_experts_per_tok=1, q_lora_rank=16, v_head_dim=12, attention_bias=True),
-    "groups": _tiny(n_routed_experts=8, n_group=4, topk_group=2, num_experts_per_tok=3, n_shared_experts=2),
+    "one-expert": _tiny(
+        num_attention_heads=2, num_experts_per_tok=1, q_lora_rank=16, v_head_dim=12, attention_bias=True
+    ),
+    "groups": _tiny(
+        num_attention_heads=3, n_routed_experts=8, n_group=4, topk_group=2, num_experts_per_tok=3, n_shared_experts=2
+    ),
     "all-experts": _tiny(
         num_hidden_layers=3,
+        num_attention_heads=2,
         first_k_dense_replace=2,
         rope_interleave=False,
         tie_word_embeddings=True,
@@ -195,4 +200,7 @@ TINY: dict[str, Config] = {
         routed_scaling_factor=1.0,
     ),
     "one-head": _tiny(num_attention_heads=1, qk_rope_head_dim=2, q_lora_rank=8, kv_lora_rank=24),
+    "rows-of-32": _tiny(
+        num_attention_heads=2, kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=32, v_head_dim=32
+    ),
 }

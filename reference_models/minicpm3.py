@@ -239,10 +239,19 @@ def _tiny(**changes: object) -> Config:
 TINY: dict[str, Config] = {
     "one-layer": _tiny(num_hidden_layers=1),
     "plain": _tiny(),
-    "long": _tiny(rope_scaling=LongRope((1.0, 1.1, 1.3, 2.0), (1.0, 2.0, 4.0, 8.0), 8), max_position_embeddings=32),
+    "long": _tiny(
+        num_attention_heads=2,
+        rope_scaling=LongRope((1.0, 1.1, 1.3, 2.0), (1.0, 2.0, 4.0, 8.0), 8),
+        max_position_embeddings=32,
+    ),
     "one-head": _tiny(num_attention_heads=1, qk_nope_head_dim=4, attention_bias=True),
     "published-scales": _tiny(
-        num_hidden_layers=4, scale_emb=12.0, scale_depth=1.4, dim_model_base=8, tie_word_embeddings=True
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        scale_emb=12.0,
+        scale_depth=1.4,
+        dim_model_base=8,
+        tie_word_embeddings=True,
     ),
     "one-pair": _tiny(
         num_hidden_layers=3,
@@ -252,5 +261,13 @@ TINY: dict[str, Config] = {
         kv_lora_rank=24,
         rope_scaling=LongRope((1.5,), (6.0,), 16),
         max_position_embeddings=128,
+    ),
+    "rows-of-32": _tiny(
+        hidden_size=64,
+        num_attention_heads=2,
+        kv_lora_rank=32,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=32,
+        rope_scaling=LongRope((1.0,) * 8 + (1.5,) * 8, (1.0, 2.0, 3.0, 4.0) * 4, 64),
     ),
 }

@@ -274,9 +274,12 @@ def _tiny(**changes: object) -> Config:
 TINY: dict[str, Config] = {
     "one-layer-dense": _tiny(num_hidden_layers=1, first_k_dense_replace=1),
     "experts": _tiny(),
-    "q-lora": _tiny(q_lora_rank=16, v_head_dim=12, first_k_dense_replace=1),
-    "groups": _tiny(n_routed_experts=8, n_group=4, topk_group=2, num_experts_per_tok=3, n_shared_experts=2),
+    "q-lora": _tiny(num_attention_heads=2, q_lora_rank=16, v_head_dim=12, first_k_dense_replace=1),
+    "groups": _tiny(
+        num_attention_heads=3, n_routed_experts=8, n_group=4, topk_group=2, num_experts_per_tok=3, n_shared_experts=2
+    ),
     "mscale": _tiny(
+        num_attention_heads=2,
         rope_interleave=False,
         tie_word_embeddings=True,
         num_experts_per_tok=4,  # all of them: nothing is left to choose
@@ -292,6 +295,6 @@ TINY: dict[str, Config] = {
         ),
     ),
     "rows-of-32": _tiny(
-        kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=32, v_head_dim=32, num_attention_heads=1
+        kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=32, v_head_dim=32, num_attention_heads=2
     ),
 }

@@ -239,4 +239,5 @@ TINY: dict[str, Config] = {
         layer_types=None,
         rope_scaling=YarnScaling(factor=8.0, original_max_position_embeddings=16, attention_factor=1.3),
     ),
+    "heads-of-32": _tiny(hidden_size=64, num_attention_heads=2),
 }

@@ -110,4 +110,7 @@ TINY: dict[str, Config] = {
         rope_scaling=rope.MRopeScaling((4, 2, 2), mrope_interleaved=True),
         vision=qwen3_vision.tiny(depth=4, num_heads=4, patch_size=2, deepstack_visual_indexes=(0, 1, 3)),
     ),
+    "vision-heads-of-32": _tiny(
+        head_dim=32, rope_scaling=rope.MRopeScaling((6, 5, 5), mrope_interleaved=True), vision=qwen3_vision.tiny()
+    ),
 }

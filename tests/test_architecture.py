@@ -54,7 +54,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("harness.batch_reduction", "harness.reduction"),
     (
         "harness.strategies",
+        "harness.program_rules",
         "harness.batch_rules",
+        "harness.bound_rules",
         "harness.machine",
         "harness.image_machine",
         "harness.machines",
@@ -98,7 +100,9 @@ MAY_IMPORT = {
     ),
     "hypothesis": (
         "harness.strategies",
+        "harness.program_rules",
         "harness.batch_rules",
+        "harness.bound_rules",
         "harness.machine",
         "harness.image_machine",
         "harness.provider",

@@ -16,7 +16,7 @@ from harness.profiles import PROFILES
 def register(commands: Any, device_option: Callable[[argparse.ArgumentParser], None]) -> None:
     """Add the command to the subparsers of the command line."""
     faults = commands.add_parser("faults", help="plant every known bug in every family and see which are found")
-    faults.add_argument("--families", metavar="A,B", help="comma-separated; default: all")
+    faults.add_argument("--families", "--family", metavar="A,B", help="comma-separated; default: all")
     faults.add_argument("--only", metavar="ID,ID", help="planted bugs, comma-separated; default: all")
     faults.add_argument("--list", action="store_true", help="list the planted bugs, and plant none")
     faults.add_argument("--seeds", type=int, default=1, metavar="N", help="how many seeds (default: 1)")

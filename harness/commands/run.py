@@ -24,7 +24,7 @@ MOST_PROGRAMS = 10**8
 def register(commands: Any, device_option: Callable[[argparse.ArgumentParser], None]) -> None:
     """Add the command to the subparsers of the command line."""
     run = commands.add_parser("run", help="draw programs, judge every property, write a report per family")
-    run.add_argument("--families", metavar="A,B", help="comma-separated; default: all")
+    run.add_argument("--families", "--family", metavar="A,B", help="comma-separated; default: all")
     run.add_argument(
         "--target",
         action="append",

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from harness.faults.model import Fault
 from harness.faults.patching import replacing
-from harness.rules import fits
+from harness.rules import fits_all
 from reference_models.engine import CachePool, KVCache, side, storage
 from reference_models.engine.int8 import INT8_MAX
 from reference_models.engine.side import Side
@@ -27,8 +27,7 @@ def _quantises(target: Any) -> bool:
 
 def _some_misfit(target: Any) -> bool:
     """Is there a storage that its caches must refuse while they are empty?"""
-    widths = [width for both in target.row_widths for width in both]
-    return target.row_storage == "rows" and not all(fits("affine8", width) for width in widths)
+    return target.row_storage == "rows" and not fits_all(target.row_widths)
 
 
 def _forgets_live_start(original: Any) -> Any:
@@ -47,6 +46,17 @@ def _loses_the_last_slot(original: Any) -> Any:
         for buffers in (twin._keys, twin._values) if twin.held_len else ():
             for array in buffers.arrays if buffers is not None else ():
                 array[:, :, twin.held_len - 1] = mx.zeros_like(array[:, :, 0])
+        return twin
+
+    return to_storage
+
+
+def _affine_loses_the_newest(original: Any) -> Any:
+    """Of a cache that holds rows already: those that come in affine from the start are right."""
+    loses = _loses_the_last_slot(original)
+
+    def to_storage(self: KVCache, kind: Any) -> KVCache:
+        twin: KVCache = (loses if kind.startswith("affine") else original)(self, kind)
         return twin
 
     return to_storage
@@ -128,6 +138,14 @@ FAULTS: tuple[Fault, ...] = (
         _BOUND,
         replacing(KVCache, "to_storage", _loses_the_last_slot),
         shown_on=_quantises,
+        layer="cache",
+    ),
+    Fault(
+        "affine-quantising-loses-the-newest-row",
+        "a cache that becomes an affine one in mid-sequence loses the newest of its rows",
+        _BOUND,
+        replacing(KVCache, "to_storage", _affine_loses_the_newest),
+        shown_on=lambda target: _quantises(target) and fits_all(target.row_widths),
         layer="cache",
     ),
     Fault(

@@ -110,6 +110,34 @@ def _only_some(pick: Any) -> Patch:
     return make
 
 
+def _shifts(change: Any) -> Patch:
+    """A context shift as ``change(right, tokens, limit, keep, n_discard)`` says: slots to keep and tokens to drop;
+    ``right`` is the function that knows."""
+
+    def make(original: Any) -> Any:
+        def shift(tokens: int, limit: int, keep: int, n_discard: int) -> tuple[int, int]:
+            kept, depth = change(original, tokens, limit, keep, n_discard)
+            return kept, min(depth, tokens - kept)
+
+        return shift
+
+    return make
+
+
+def _halves_everything(right: Any, tokens: int, limit: int, keep: int, n_discard: int) -> tuple[int, int]:
+    return right(tokens, limit, keep, n_discard or max(1, tokens // 2))  # type: ignore[no-any-return]
+
+
+def _keeps_too_much(right: Any, tokens: int, limit: int, keep: int, n_discard: int) -> tuple[int, int]:
+    keep = min(keep, tokens)
+    return keep, max(tokens - limit, n_discard or (tokens - keep) // 2)
+
+
+def _no_rules(target: Any) -> bool:
+    """Caches with a rule of their own refuse to keep anything."""
+    return not any(target.rules)
+
+
 @contextmanager
 def _shared_layer() -> Iterator[None]:
     """The last layer is given the cache of the layer before it; pools refuse a cache that is listed twice, models do
@@ -158,6 +186,43 @@ FAULTS: tuple[Fault, ...] = (
         _ROWS,
         replacing(scheduler, "_SINKS", lambda sinks: 0),
         source="ml-explore/mlx-lm#1631 (sinks were enforced in one place and dropped in another)",
+        layer="pool",
+    ),
+    Fault(
+        "shift-ignores-n-discard",
+        "a context shift always drops half, whatever it was told to discard",
+        _LENGTHS,
+        replacing(
+            scheduler, "_context_shift", _shifts(lambda right, tokens, limit, keep, n: right(tokens, limit, keep, 0))
+        ),
+        layer="pool",
+    ),
+    Fault(
+        "shift-halves-everything",
+        "a context shift drops half of all tokens instead of half of those behind what it keeps",
+        _LENGTHS,
+        replacing(scheduler, "_context_shift", _shifts(_halves_everything)),
+        shown_on=_no_rules,
+        layer="pool",
+    ),
+    Fault(
+        "shift-keeps-nothing",
+        "a context shift drops the oldest tokens, those that it was told to keep among them",
+        _ROWS,
+        replacing(
+            scheduler,
+            "_context_shift",
+            _shifts(lambda right, tokens, limit, keep, n: (0, right(tokens, limit, keep, n)[1])),
+        ),
+        shown_on=_no_rules,
+        layer="pool",
+    ),
+    Fault(
+        "shift-keeps-more-than-its-bound",
+        "a context shift keeps as many slots as it was told, which may be more than its bound leaves room for",
+        _LENGTHS,
+        replacing(scheduler, "_context_shift", _shifts(_keeps_too_much)),
+        shown_on=_no_rules,
         layer="pool",
     ),
     Fault(

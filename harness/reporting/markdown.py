@@ -135,6 +135,8 @@ def _properties(properties: Sequence[Record]) -> Iterator[str]:
     lines = []
     for prop in properties:
         because = f" {prop['verdict']}: {prop['reason']}." if prop["reason"] else ""
+        if kinds := prop.get("kinds"):
+            because += f" Decisive: {', '.join(f'{count:,} {words}' for words, count in kinds.items())}."
         lines.append(f"- {escape(prop['id'])}: {escape(prop['sentence'] + because)}")
     if lines:
         yield "\n".join(lines)

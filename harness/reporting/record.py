@@ -129,6 +129,7 @@ def _properties(results: Sequence[PropertyResult], sentences: Mapping[str, str])
             "steps": result.tally.steps,
             "decisive_steps": result.tally.decisive_steps,
             "worst": plain(result.tally.worst),
+            **({"kinds": dict(sorted(result.tally.kinds.items()))} if result.tally.kinds else {}),
         }
         for result in results
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -204,6 +205,7 @@ def _property(rows: Sequence[Record], coverage: Mapping[str, int]) -> dict[str, 
     if verdict is Verdict.PASS and (blind := coverage["blind_forwards"]) and BY_ID[rows[0]["id"]].needs & _SEEN:
         verdict = Verdict.INCONCLUSIVE  # what one shard could not see may be what another relies on
         reasons = [f"{blind} of {coverage['forwards']} forwards hid attention or position calls"]
+    kinds: Counter[str] = sum((Counter(row.get("kinds", {})) for row in rows), Counter())
     worst = [row["worst"] for row in rows if row["worst"] is not None]
     return {
         **rows[0],
@@ -211,6 +213,7 @@ def _property(rows: Sequence[Record], coverage: Mapping[str, int]) -> dict[str, 
         "reason": "; ".join(reasons) or None,
         **{name: sum(row[name] for row in rows) for name in ("examples", "steps", "decisive_steps")},
         "worst": max(worst, key=_size) if worst else None,
+        **({"kinds": dict(sorted(kinds.items()))} if kinds else {}),
     }
 
 

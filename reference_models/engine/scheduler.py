@@ -79,18 +79,24 @@ def enforce_max_kv_size(
     live = max((live_len for _, _, live_len in bounds), default=0)
     # What a trim counts: tokens since the last one, of which a cache with a rule of its own may see fewer.
     tokens = max((offset - start for offset, start, _ in bounds), default=0)
+    depth = tokens - limit
     if generation == "trim":
         keep = 0
     elif generation == "sinks":
         keep = min(_SINKS, limit - 1)
     else:
-        keep = min(keep, max(0, limit - 4))
-    depth = tokens - limit if live > limit else 0
-    if depth > 0 and generation == "shift":
-        beyond = tokens - keep
-        depth = min(beyond, max(depth, n_discard if n_discard > 0 else beyond // 2))
+        keep, depth = _context_shift(tokens, limit, keep, n_discard)
+    if live <= limit:
+        depth = 0
     trim = pool.trim_front(seq, depth, keep) if depth > 0 else TrimReport(0, ())
     return EnforceReport(seq, limit, generation, live, keep, depth, trim)
+
+
+def _context_shift(tokens: int, limit: int, keep: int, n_discard: int) -> tuple[int, int]:
+    """Slots to keep, and tokens to drop behind them, where ``tokens`` exceed ``limit``."""
+    keep = min(keep, max(0, limit - 4))
+    beyond = tokens - keep
+    return keep, min(beyond, max(tokens - limit, n_discard if n_discard > 0 else beyond // 2))
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ from harness.recording import record
 from harness.reduction import _candidates, _normal, reduce_finding
 from harness.replay import Outcome, replay
 from harness.retelling import untrimmed, without_batches, without_rejected
+from harness.steps import AS_KV_HEADS
 from harness.target import Capability
 from harness.trace import read_trace
 
@@ -315,6 +316,8 @@ def test_a_target_without_batches_is_given_none_and_the_properties_do_not_apply(
             (Prefill(2), TrimFront(1), Batch((0, 1)), BatchDecode(1)),
             (Prefill(2), Batch((0, 1)), BatchDecode(1), TrimFront(1)),
         ),
+        # a fake has two KV heads
+        ("batched_as_kv_heads", (Batch((0, 1)), BatchDecode(1)), (Batch((0,)), BatchDecode(1))),
         ("left_a_batch", (Batch((0, 1)), Batch((1,))), (Batch((0, 1)), Batch((1, 0)))),
         ("left_a_batch", (Batch((0, 1)), Reset(1)), (Batch((0, 1)), TrimFront(1))),
     ],
@@ -322,3 +325,13 @@ def test_a_target_without_batches_is_given_none_and_the_properties_do_not_apply(
 def test_states_are_counted(state: str, reached: tuple[Operation, ...], missed: tuple[Operation, ...]) -> None:
     for operations, expected in ((reached, 1), (missed, 0)):
         assert judge(wide(), Program(operations, TWO)).tally.coverage.to_json()[state] == expected
+
+
+@pytest.mark.parametrize(("rows", "alike"), [((0, 1), True), ((0, 1, 2), False)])
+def test_batches_of_as_many_rows_as_kv_heads_are_told_from_others(rows: tuple[int, ...], alike: bool) -> None:
+    """By the counters, and as evidence of the property: every row of every forward."""
+    outcome = judge(wide(), Program((Batch(rows), BatchDecode(2)), THREE))
+    cover = outcome.tally.coverage
+    assert (cover.batched_as_kv_heads, cover.batched_unlike_kv_heads) == (int(alike), int(not alike))
+    counted = outcome.tally.properties[SOLO]
+    assert counted.kinds == {AS_KV_HEADS[alike]: 2 * len(rows)} and counted.decisive_steps == 2 * len(rows)

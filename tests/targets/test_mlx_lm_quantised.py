@@ -136,7 +136,7 @@ def test_a_program_that_cannot_be_given_int8_is_given_another_storage() -> None:
 
     machine = Machine()
     for storage in ("int8", "affine4"):
-        machine.quantise_and_go_on(0, storage, False, 2, ())
+        machine.quantise_and_go_on(0, (storage, storage), False, False, 2, ())
     assert [op.storage for op in drawn if isinstance(op, QuantizeCache)] == ["affine8", "affine4"]
 
 

@@ -112,6 +112,13 @@ def test_the_numbers_of_the_properties_are_those_of_the_record(each: Record) -> 
         assert prop["reason"] is None or f"{prop['verdict']}: {prop['reason']}" in text
 
 
+def test_kinds_of_decisive_steps_are_told(records: dict[str, Record]) -> None:
+    record = copy.deepcopy(dict(records["pass"]))
+    record["properties"][0]["kinds"] = {"of one kind": 1234, "of another": 5}
+    assert "Decisive: 1,234 of one kind, 5 of another." in family_markdown(record)
+    assert "Decisive:" not in family_markdown(records["pass"])
+
+
 def test_every_verdict_can_be_shown(records: dict[str, Record]) -> None:
     seen = {
         row[1] for record in records.values() for row in tables(sections(family_markdown(record))["Properties"])[0][1:]

@@ -248,6 +248,15 @@ def test_the_worst_shard_decides(records: dict[str, Record], other: str, verdict
     assert made["programs"] == sum(record["programs"] for record in pair)
 
 
+def test_kinds_of_decisive_steps_are_summed(records: dict[str, Record]) -> None:
+    first, second = _shard(records["pass"], 1), _shard(records["pass"], 2)
+    first["properties"][0]["kinds"] = {"one": 3}
+    second["properties"][0]["kinds"] = {"one": 4, "other": 1}
+    made = whole_record([first, second])
+    VALIDATOR.validate(made)
+    assert made["properties"][0]["kinds"] == {"one": 7, "other": 1} and "kinds" not in made["properties"][1]
+
+
 def test_what_one_shard_could_not_see_counts_for_all(records: dict[str, Record]) -> None:
     clear = _shard(records["pass"], 1)
     blind = _shard(records["pass"], 2)
