@@ -42,7 +42,12 @@ class Finding:
 
     @property
     def message(self) -> str:
-        return self.violation.message
+        """The line of the violation; which operation it is about, where that is not the last one, and might be any of
+        several that look the same."""
+        step, count = self.violation.step, len(self.program.operations)
+        if step is None or step + 1 >= count:
+            return self.violation.message
+        return f"{self.violation.message} (operation {step + 1} of {count})"
 
     def text(self, replay: str | None = None) -> str:
         """The failure as it is printed everywhere."""
