@@ -15,7 +15,7 @@ MARK := .kv-harness
 INSTALLED := .installed-$(shell pwd -P | cksum | cut -d' ' -f1)
 STAMP := $(VENV)/$(INSTALLED)
 PEERS_STAMP := $(PEERS_VENV)/$(INSTALLED)
-GENERATED := reports/families reports/shards reports/checkpoints reports/targets reports/faults reports/index.md reports/index.html
+GENERATED := reports/families reports/shards reports/checkpoints reports/targets reports/faults reports/museum.json reports/index.md reports/index.html
 
 .PHONY: run test published-sizes lint format parity bench load faults museum no-false-alarm seeds publish-reports publish-checkpoints constraints clean
 
@@ -54,14 +54,15 @@ bench: $(STAMP)  # what the harness costs per forward
 load: $(STAMP)  # what loading a checkpoint of 2 GB costs, beside mlx-lm
 	$(BIN)/python tests/bench/load.py
 
+# SEEDS seeds from SEED on, with PROFILE.
 SEEDS ?= 1
-faults: $(STAMP)  # the kill matrix: every planted bug in every family, with SEEDS seeds
-	$(BIN)/kv-harness faults --seeds '$(SEEDS)' --jobs '$(JOBS)'
+faults: $(STAMP)  # the kill matrix: every planted bug in every family
+	$(BIN)/kv-harness faults --profile '$(PROFILE)' --seed '$(SEED)' --seeds '$(SEEDS)' --jobs '$(JOBS)'
 
 # MUSEUM takes further arguments; the environments of the releases go into MUSEUM_VENVS, some 350 MB each.
 MUSEUM_VENVS ?= .museum
 museum: $(STAMP)  # known bugs of released engines: found in the old releases, gone in the mended ones
-	$(BIN)/kv-harness museum --venvs '$(MUSEUM_VENVS)' --seed '$(SEED)' $(MUSEUM)
+	$(BIN)/kv-harness museum --venvs '$(MUSEUM_VENVS)' --seed '$(SEED)' --json reports/museum.json $(MUSEUM)
 
 # About ten programs a second: a night for the whole number. SEED draws others.
 PROGRAMS ?= 200000

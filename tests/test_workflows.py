@@ -31,14 +31,19 @@ def workflows() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def steps() -> Steps:
-    """Every step that runs something, by its place, with the environment that it has beside the runner's own."""
+    """Every step that runs something, by its place, with the environment that it has beside the runner's own; of a job
+    that is listed several times, each of them."""
     found = []
     for name, workflow in workflows():
         for job, data in workflow["jobs"].items():
             for number, step in enumerate(data["steps"]):
-                if "run" in step:
-                    env = {**workflow.get("env", {}), **data.get("env", {}), **step.get("env", {})}
-                    found.append((f"{name}, {job}, step {number}", step, {key: str(env[key]) for key in env}))
+                env = {**workflow.get("env", {}), **data.get("env", {}), **step.get("env", {})}
+                for listed in data.get("strategy", {}).get("matrix", {}).get("include", [{}]) if "run" in step else ():
+                    run = step["run"]
+                    for key, value in listed.items():
+                        run = run.replace(f"${{{{ matrix.{key} }}}}", str(value))
+                    place = f"{name}, {listed.get('what', job)}, step {number}"
+                    found.append((place, {**step, "run": run}, {key: str(env[key]) for key in env}))
     return found
 
 
@@ -118,6 +123,12 @@ def test_the_shards_of_the_night_are_all_there() -> None:
     assert sorted(n for i in range(1, of + 1) for n in Shard(i, of).of_these(29)) == list(range(29))
     (run,) = (step["run"] for step in night["jobs"]["verify"]["steps"] if step.get("name") == "Run")
     assert '--shard "$SHARD/$SHARDS"' in run and '--seed "$SEED"' in run and "--families" not in run
+
+
+def test_what_takes_hours_is_there_every_night() -> None:
+    runs = [step["run"] for place, step, _ in steps() if place.startswith("nightly.yml")]
+    for wanted in ("make no-false-alarm PROGRAMS=200000 ", "make faults PROFILE=ci ", "make museum "):
+        assert any(run.startswith(wanted) and 'SEED="$SEED"' in run for run in runs), wanted
 
 
 def test_the_leg_on_metal_learns_nothing_without_its_device() -> None:
