@@ -253,5 +253,9 @@ class ProgramMachine(BatchRules, BoundRules):
             self._apply(EnforceMaxKvSize(n, "sinks", sequence=index))
         elif kind == "reset" and Capability.RESET in able:
             self._apply(Reset(index))
+        elif kind == "fork" and Capability.FORK in able and (into := self._neighbour(index)) >= 0:
+            self._apply(Fork(into, index))  # three have these keys now, and two of them go their own ways
+            self._apply(Decode(min(n, 8), index))
+            self._apply(Decode(1, into))
         else:
             self._extend(index, n)

@@ -105,7 +105,7 @@ quantised_first = weighted((2, st.just(False)), (1, st.just(True)))
 #: Does it start again first?
 freshly = st.booleans()
 #: What happens between a snapshot and its return.
-detours = st.sampled_from(("chunk", "decode", "trim", "rollback", "enforce", "reset"))
+detours = st.sampled_from(("chunk", "decode", "trim", "rollback", "enforce", "reset", "fork"))
 times_back = st.integers(1, 2)
 
 Few = tuple[Operation, ...]
