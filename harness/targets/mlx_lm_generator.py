@@ -72,6 +72,7 @@ class Settings:
 #: reads them in pieces, its requests end by themselves, and a third waits for one of two to end or to leave.
 SETTINGS = {"batch-generator": Settings(4096, 1 << 30, 8), "batch-generator-in-pieces": Settings(3, 2, 2)}
 
+_NO_TRIM = "the generator takes no token of a request back"
 _LACKS = frozenset({Capability.ROLLBACK, Capability.SAVE_LOAD, Capability.QUANTISE})
 _SEEN = frozenset({Capability.ATTENTION, Capability.ATTENTION_VALUES, Capability.POSITIONS})
 
@@ -147,34 +148,37 @@ class GeneratorSession:
     ) -> tuple[ForwardObservation, ...]:
         started = time.perf_counter()
         try:
-            for request, row in zip(requests, tokens, strict=True):
-                self._feed(generator, request, row)
+            self._feed(generator, requests, tokens)
             pieces = self._until_read(generator, requests, tokens)
         except Exception as failure:  # whatever the library raises is an observation, and the judges decide
             return rows_of(tokens, None, (), (), time.perf_counter() - started, _words(failure))
         return tuple(self._whole(row, each) for row, each in zip(tokens, pieces, strict=True))
 
-    def _feed(self, generator: Any, request: Request, tokens: Sequence[int]) -> None:
-        """See to it that the request goes on with these tokens: they are what it has in hand, or it comes with them as
-        a prompt. Behind several the token that is due next stands as well, and waits there for its forward."""
-        in_hand = request.generator is generator and list(tokens) == [request.due]
-        if not in_hand:
-            request.leave()
-        request.count += len(tokens)
-        request.due = request.upcoming()
-        if in_hand:
+    def _feed(self, generator: Any, requests: Sequence[Request], tokens: Sequence[Sequence[int]]) -> None:
+        """See to it that requests go on with these tokens: they are what a request has in hand, or it comes with them
+        as a prompt. Behind several the token that is due next stands as well, and waits there for its forward."""
+        coming, prompts = [], []
+        for request, row in zip(requests, tokens, strict=True):
+            in_hand = request.generator is generator and list(row) == [request.due]
+            if not in_hand:
+                request.leave()
+            request.count += len(row)
+            request.due = request.upcoming()
+            if not in_hand:
+                coming.append(request)
+                prompts.append([*row, request.due] if len(row) > 1 else list(row))
+        if not coming:
             return
-        prompt = [*tokens, request.due] if len(tokens) > 1 else list(tokens)
-        caches = None if request.caches is None else [request.caches]
-        (request.uid,) = generator.insert(
-            [prompt],
-            [self._settings.max_tokens],
-            caches=caches,
-            all_tokens=[list(request.fed)],
-            samplers=[request.sample],
-            logits_processors=[[request.process]],
+        uids = generator.insert(
+            prompts,
+            [self._settings.max_tokens] * len(coming),
+            caches=[request.caches for request in coming],
+            all_tokens=[list(request.fed) for request in coming],
+            samplers=[request.sample for request in coming],
+            logits_processors=[[request.process] for request in coming],
         )
-        request.generator, request.caches, request.drawn_from = generator, None, None
+        for request, uid in zip(coming, uids, strict=True):
+            request.generator, request.uid, request.caches, request.drawn_from = generator, uid, None, None
 
     def _until_read(
         self, generator: Any, requests: Sequence[Request], tokens: Sequence[Sequence[int]]
@@ -193,7 +197,7 @@ class GeneratorSession:
             for uids, forward in zip(_groups(prompts, generated), self._model.seen, strict=True):
                 rows = [left[uid][: forward.width] for uid in uids]
                 for uid, row, seen in zip(uids, rows, self._taken_apart(forward, rows), strict=True):
-                    pieces[uid].append(_as_handed_out(by_uid[uid], seen))
+                    pieces[uid].append(by_uid[uid].as_handed_out(seen))
                     by_uid[uid].fed += row
                     del left[uid][: forward.width]
             for response in generated:
@@ -278,13 +282,13 @@ class GeneratorSession:
     # What no request of the generator can; never called, since the target does not say that it can.
 
     def trim_front(self, sequence: int, n: int, keep: int) -> RemovalObservation:
-        raise NotImplementedError("the generator trims no request")
+        raise NotImplementedError(_NO_TRIM)
 
     def rollback(self, sequence: int, n: int) -> RemovalObservation:
-        raise NotImplementedError("the generator takes no token of a request back")
+        raise NotImplementedError(_NO_TRIM)
 
     def enforce(self, rule: EnforceMaxKvSize) -> RemovalObservation:
-        raise NotImplementedError("the generator trims no request")
+        raise NotImplementedError(_NO_TRIM)
 
     def save_and_load(self, sequence: int) -> CopyObservation:
         raise NotImplementedError("the generator writes no files")
@@ -308,14 +312,6 @@ def _groups(prompts: Sequence[Any], generated: Sequence[Any]) -> list[list[int]]
     ends = [response.uid for response in prompts if response.end_of_prompt]
     reads = [response.uid for response in prompts if not response.end_of_prompt]
     return [uids for uids in ([response.uid for response in generated], ends, reads) if uids]
-
-
-def _as_handed_out(request: Request, seen: ForwardObservation) -> ForwardObservation:
-    """The forward of a row, with the logits that its request was handed out for its last token, if it was."""
-    if request.logits is None or seen.logits is None:
-        return seen
-    logits, request.logits = np.concatenate([seen.logits[:-1], request.logits[None]]), None
-    return dataclasses.replace(seen, logits=logits)
 
 
 def _words(failure: Exception) -> str:

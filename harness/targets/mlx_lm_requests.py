@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import numpy as np
 
 from harness.images import token_ids
 from harness.probe import Record
+from harness.target import ForwardObservation
 from harness.targets import mlx_lm_caches as held
 from harness.targets.mlx_lm_session import probe
 
@@ -90,6 +92,13 @@ class Request:
         """Its sampler, [1, vocab] -> [1]."""
         self.drawn_from = np.array(logprobs[0].astype(mx.float32))
         return mx.array([self.due], mx.uint32)
+
+    def as_handed_out(self, seen: ForwardObservation) -> ForwardObservation:
+        """A forward of the model, with the logits that this request was handed out for its last token, if it was."""
+        if self.logits is None or seen.logits is None:
+            return seen
+        logits, self.logits = np.concatenate([seen.logits[:-1], self.logits[None]]), None
+        return dataclasses.replace(seen, logits=logits)
 
     def leave(self) -> None:
         """It is removed, if it is a request; its caches are what the generator gives back. Contradiction."""
