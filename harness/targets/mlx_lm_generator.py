@@ -38,7 +38,7 @@ from harness.target import (
 )
 from harness.targets import mlx_lm_caches as held
 from harness.targets import mlx_lm_release as release
-from harness.targets.mlx_lm_calls import in_order, unpadded
+from harness.targets.mlx_lm_calls import unpadded
 from harness.targets.mlx_lm_free import cache_free
 from harness.targets.mlx_lm_models import UnknownFamily, version
 from harness.targets.mlx_lm_requests import Contradiction, Request, WatchedForward, WatchedModel
@@ -121,7 +121,7 @@ class GeneratorSession:
         settings: Settings,
         vocab_size: int,
     ) -> None:
-        self._model, self._make_caches, self._calls = WatchedModel(model), make_caches, tuple(calls)
+        self._model, self._make_caches, self._calls = WatchedModel(model, calls), make_caches, tuple(calls)
         self._settings = settings
         self._requests = [Request(number, vocab_size) for number in range(len(owners))]
         self._alone = [self._generator() for _ in owners]
@@ -211,17 +211,14 @@ class GeneratorSession:
         """What every row saw of a forward, without the slots that are its padding."""
         if not self._settings.whole:
             return rows_of(rows, forward.logits, (), (), forward.seconds, None)
-        calls, fronts = [], []
-        for call, at in zip(forward.record.attention(), self._calls, strict=False):
-            leaf, before = forward.leaves[at], forward.before[at]
-            calls.append(in_order(call, leaf, before, forward.width))
-            shown = [min(count, leaf.max_size - 1) if held.kind_of(leaf) == "rotating" else count for count in before]
-            fronts.append([max(shown) - count for count in shown])
-        apart = rows_of(rows, forward.logits, calls, forward.record.positions(), forward.seconds, None)
+        apart = rows_of(rows, forward.logits, forward.attention, forward.positions, forward.seconds, None)
         made = []
         for number, (row, seen) in enumerate(zip(rows, apart, strict=True)):
             behind = forward.width - len(row)
-            told = [unpadded(call, front[number], behind) for call, front in zip(seen.attention, fronts, strict=True)]
+            told = [
+                unpadded(call, front[number], behind)
+                for call, front in zip(seen.attention, forward.fronts, strict=False)
+            ]
             made.append(dataclasses.replace(seen, attention=tuple(told)))
         return made
 

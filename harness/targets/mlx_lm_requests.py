@@ -12,9 +12,9 @@ import mlx.core as mx
 import numpy as np
 
 from harness.images import token_ids
-from harness.probe import Record
-from harness.target import ForwardObservation
+from harness.target import AttentionCall, ForwardObservation, PositionCall
 from harness.targets import mlx_lm_caches as held
+from harness.targets.mlx_lm_calls import in_order
 from harness.targets.mlx_lm_session import probe
 
 _Floats = np.ndarray[Any, Any]
@@ -22,39 +22,51 @@ _Floats = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, eq=False)
 class WatchedForward:
-    """One forward of the model in the generator: of how many tokens each row, logits [B, l, vocab], how many tokens of
-    each row the leaves held before (none of a state), what the probe saw, seconds."""
+    """One forward of the model in the generator: of how many tokens each row, logits [B, l, vocab], seconds, what the
+    probe saw, and of every attention call how many slots in front of the keys of a row hold nothing."""
 
     width: int
     logits: _Floats
-    leaves: list[Any]
-    before: list[list[int]]
-    record: Record
     seconds: float
+    attention: tuple[AttentionCall, ...]
+    positions: tuple[PositionCall, ...]
+    fronts: tuple[list[int], ...]
 
 
 class WatchedModel:
-    """The model as its generator calls it; every forward is kept in ``seen``."""
+    """The model as its generator calls it; every forward is kept in ``seen``. ``calls``: which leaf of a prompt cache
+    every attention call reads."""
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    def __init__(self, model: Any, calls: Sequence[int]) -> None:
+        self._model, self._calls = model, tuple(calls)
         self.told = False
         self.seen: list[WatchedForward] = []
 
     def __call__(self, ids: mx.array, cache: list[Any]) -> mx.array:
         leaves = [leaf for _, leaf in held.leaves(cache)]
-        before = [[] if held.is_state(leaf) else [max(0, n) for n in leaf.offset.tolist()] for leaf in leaves]
+        read = [leaves[at] for at in self._calls]
+        before = [[max(0, n) for n in leaf.offset.tolist()] for leaf in read]
         with probe().watching(self.told) as record:
             started = time.perf_counter()
             out: mx.array = self._model(ids, cache=cache)
             mx.eval(out, record.arrays, [each.state for each in cache if not held.is_empty(each)])
             seconds = time.perf_counter() - started
+        seen = zip(record.attention(), read, before, strict=False)
+        # Now: behind its step the generator may have turned the caches again.
+        attention = tuple(in_order(call, leaf, counts, ids.shape[1]) for call, leaf, counts in seen)
+        fronts = tuple(map(_missing, read, before))
         logits = np.array(out.astype(mx.float32))
-        self.seen.append(WatchedForward(ids.shape[1], logits, leaves, before, record, seconds))
+        self.seen.append(WatchedForward(ids.shape[1], logits, seconds, attention, record.positions(), fronts))
         return out
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
+
+
+def _missing(cache: Any, before: Sequence[int]) -> list[int]:
+    """Of every row of a batch, how many keys it shows less than the row that shows most."""
+    shown = [min(count, cache.max_size - 1) if held.kind_of(cache) == "rotating" else count for count in before]
+    return [max(shown) - count for count in shown]
 
 
 class Contradiction(Exception):

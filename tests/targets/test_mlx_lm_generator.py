@@ -86,7 +86,7 @@ def campaign(family: str, caches: str, programs: int) -> CampaignResult:
 
 
 @pytest.mark.parametrize("caches", SETTINGS)
-@pytest.mark.parametrize("family", ["llama", "qwen3", "lfm2"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "lfm2"])
 def test_a_long_life_breaks_nothing(family: str, caches: str) -> None:
     judged = judge_program(target(family, caches), Program(LIFE, THREE), ALL)
     assert len(judged.run.steps) == len(LIFE) and judged.run.steps[-1].error is None
@@ -95,8 +95,8 @@ def test_a_long_life_breaks_nothing(family: str, caches: str) -> None:
 @pytest.mark.parametrize("caches", SETTINGS)
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_what_is_right_is_not_reported(family: str, caches: str) -> None:
-    result = campaign(family, caches, 16)
-    assert not result.found and result.tally.coverage.programs >= 16
+    result = campaign(family, caches, 12)
+    assert not result.found and result.tally.coverage.programs >= 12
     verdicts = {found.id: found.verdict for found in result.properties}
     assert set(verdicts.values()) == {Verdict.PASS, Verdict.NOT_APPLICABLE}
     for prop in ("outputs_equal_the_cache_free_forward", "batch_rows_equal_solo_runs", "batches_keep_their_rows"):
