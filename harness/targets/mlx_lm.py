@@ -3,7 +3,7 @@
 ``mlx_lm:<model type>`` is a family with the caches of ``make_prompt_cache``, ``mlx_lm:<folder>`` a checkpoint, which
 the library loads; with ``@live-window`` behind it the same model on our caches, whose front can be trimmed (is what the
 model makes of its masks right then?), with ``@max-kv-size=N`` on those that the library bounds to N keys, and with
-``@batch-generator`` or ``@batch-generator-in-pieces`` in the library's own ``BatchGenerator``.
+``@batch-generator``, ``@batch-generator-in-pieces`` or ``@speculative`` in generation of the library as a whole.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ from harness.targets.mlx_lm_checkpoints import Checkpoint, find, load
 from harness.targets.mlx_lm_generator import SETTINGS, GeneratorTarget
 from harness.targets.mlx_lm_models import NotInstalled, UnknownFamily, build, check_forward, variants, version
 from harness.targets.mlx_lm_session import LibrarySession
+from harness.targets.mlx_lm_speculative import LIMITS, SPECULATIVE, SpeculativeTarget
 from harness.targets.mlx_lm_target import BOUNDED, KIND, LIVE_WINDOW, OWN, MlxLmTarget
 from harness.targets.naming import Asked, Subject, TargetError
 from reference_models.engine import MaskPolicy
 
-_CACHES = f"@{LIVE_WINDOW}, @{BOUNDED}N or @{' or @'.join(SETTINGS)}"
+#: Generation of the library as a whole, by what stands behind the @ of a name.
+GENERATION: dict[str, type[MlxLmTarget]] = {**dict.fromkeys(SETTINGS, GeneratorTarget), SPECULATIVE: SpeculativeTarget}
+_CACHES = f"@{LIVE_WINDOW}, @{BOUNDED}N or @{' or @'.join(GENERATION)}"
 TRIMS_ITSELF = "its chunked caches drop their own fronts, and its masks begin at their start_position, not at our keys"
 
 
 def _parts(rest: str) -> tuple[str, str]:
     """What stands before the @ that says whose caches, and what behind it. A folder may have an @ in its name."""
     before, at, caches = rest.rpartition("@")
-    named = "|".join((LIVE_WINDOW, rf"{BOUNDED}[0-9]{{1,9}}", *SETTINGS))
+    named = "|".join((LIVE_WINDOW, rf"{BOUNDED}[0-9]{{1,9}}", *GENERATION))
     return (before, caches) if at and re.fullmatch(named, caches) else (rest, OWN)
 
 
@@ -62,7 +65,7 @@ def of_checkpoint(checkpoint: Checkpoint, caches: str) -> MlxLmTarget:
 
 
 def _kind(caches: str) -> type[MlxLmTarget]:
-    return GeneratorTarget if caches in SETTINGS else MlxLmTarget
+    return GENERATION.get(caches, MlxLmTarget)
 
 
 def _heeded(target: MlxLmTarget) -> MlxLmTarget:
@@ -72,7 +75,7 @@ def _heeded(target: MlxLmTarget) -> MlxLmTarget:
         check_forward(target.family, target.model_type, target.first_forward, target.calls)
     if target.ours and target.trims_itself:
         raise UnknownFamily(f"{KIND}:{target.model_type}@{LIVE_WINDOW} cannot be judged: {TRIMS_ITSELF}")
-    if isinstance(target, GeneratorTarget):
+    if isinstance(target, (GeneratorTarget, SpeculativeTarget)):
         target.check()
     if bound is not None and target.makes_caches:
         raise UnknownFamily(f"{KIND}:{target.model_type} makes its caches itself: max_kv_size changes nothing there")
@@ -142,6 +145,7 @@ def limits_of(target: MlxLmTarget) -> tuple[str, ...]:
         said.append("the caches of the library have no front trim")
         if isinstance(target, GeneratorTarget):
             said += target.settings.limits
+        said += LIMITS if isinstance(target, SpeculativeTarget) else ()
         if target.has_states:
             said.append("recurrent states cannot go back, so every rollback must be refused")
     elif target.has_states:

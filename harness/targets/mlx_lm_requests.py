@@ -70,7 +70,7 @@ def _missing(cache: Any, before: Sequence[int]) -> list[int]:
 
 
 class Contradiction(Exception):
-    """What the generator says of a request is not what it did with it."""
+    """What generation says is not what it did."""
 
 
 @dataclass(eq=False)
