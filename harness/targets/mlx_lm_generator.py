@@ -19,21 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from harness.operations import EnforceMaxKvSize, Owner
+from harness.operations import Owner
 from harness.oracle import Expected, History
 from harness.rows_of_a_batch import rows_of
-from harness.rules import QuantisedStorage
 from harness.target import (
-    ArgumentsObservation,
     CacheLengths,
-    CacheMemory,
     CacheRows,
     Capability,
     CopyObservation,
     EngineGone,
     ForwardObservation,
     PromptInput,
-    RemovalObservation,
     Session,
 )
 from harness.targets import mlx_lm_caches as held
@@ -41,7 +37,7 @@ from harness.targets import mlx_lm_release as release
 from harness.targets.mlx_lm_calls import unpadded
 from harness.targets.mlx_lm_free import cache_free
 from harness.targets.mlx_lm_models import UnknownFamily, version
-from harness.targets.mlx_lm_requests import Contradiction, Request, WatchedForward, WatchedModel
+from harness.targets.mlx_lm_requests import Contradiction, Request, TrimsNothing, WatchedForward, WatchedModel
 from harness.targets.mlx_lm_target import MlxLmTarget
 
 
@@ -72,7 +68,6 @@ class Settings:
 #: reads them in pieces, its requests end by themselves, and a third waits for one of two to end or to leave.
 SETTINGS = {"batch-generator": Settings(4096, 1 << 30, 8), "batch-generator-in-pieces": Settings(3, 2, 2)}
 
-_NO_TRIM = "the generator takes no token of a request back"
 _LACKS = frozenset({Capability.ROLLBACK, Capability.SAVE_LOAD, Capability.QUANTISE})
 _SEEN = frozenset({Capability.ATTENTION, Capability.ATTENTION_VALUES, Capability.POSITIONS})
 
@@ -109,7 +104,7 @@ class GeneratorTarget(MlxLmTarget):
         return cache_free(history, self._alone)
 
 
-class GeneratorSession:
+class GeneratorSession(TrimsNothing):
     """``calls``: which leaf of a prompt cache every attention call of a forward reads."""
 
     def __init__(
@@ -166,10 +161,10 @@ class GeneratorSession:
             request.due = request.upcoming()
             if not in_hand:
                 coming.append(request)
-                prompts.append([*row, request.due] if len(row) > 1 else list(row))
+                prompts.append(self._segments(request, row))
         if not coming:
             return
-        uids = generator.insert(
+        uids = generator.insert_segments(
             prompts,
             [self._settings.max_tokens] * len(coming),
             caches=[request.caches for request in coming],
@@ -178,7 +173,14 @@ class GeneratorSession:
             logits_processors=[[request.process] for request in coming],
         )
         for request, uid in zip(coming, uids, strict=True):
-            request.generator, request.uid, request.caches, request.drawn_from = generator, uid, None, None
+            request.enter(generator, uid)
+
+    def _segments(self, request: Request, tokens: Sequence[int]) -> list[list[int]]:
+        """The prompt that these tokens are, in pieces between which the generator stops if it reads no prompt whole."""
+        if len(tokens) == 1:
+            return [list(tokens)]
+        cut = 0 if self._settings.whole else 1 + request.count % 5
+        return [list(tokens[:cut]), list(tokens[cut:]), [request.due]]
 
     def _until_read(
         self, generator: Any, requests: Sequence[Request], tokens: Sequence[Sequence[int]]
@@ -194,12 +196,12 @@ class GeneratorSession:
             prompts, generated = generator.next()
             if not prompts and not generated:
                 raise Contradiction(f"the generator has nothing to do; it was given {left}, by request")
-            for uids, forward in zip(_groups(prompts, generated), self._model.seen, strict=True):
-                rows = [left[uid][: forward.width] for uid in uids]
-                for uid, row, seen in zip(uids, rows, self._taken_apart(forward, rows), strict=True):
+            for group, forward in zip(_groups(prompts, generated, by_uid), self._model.seen, strict=True):
+                rows = [left[uid][:count] for uid, count in group]
+                for (uid, count), row, seen in zip(group, rows, self._taken_apart(forward, rows), strict=True):
                     pieces[uid].append(by_uid[uid].as_handed_out(seen))
                     by_uid[uid].fed += row
-                    del left[uid][: forward.width]
+                    del left[uid][:count]
             for response in generated:
                 by_uid[response.uid].heed(response, drawn[response.uid])
             if any(left.values()):
@@ -276,39 +278,17 @@ class GeneratorSession:
             return CopyObservation(error=_words(failure))
         return CopyObservation(len(self._calls))
 
-    # What no request of the generator can; never called, since the target does not say that it can.
 
-    def trim_front(self, sequence: int, n: int, keep: int) -> RemovalObservation:
-        raise NotImplementedError(_NO_TRIM)
-
-    def rollback(self, sequence: int, n: int) -> RemovalObservation:
-        raise NotImplementedError(_NO_TRIM)
-
-    def enforce(self, rule: EnforceMaxKvSize) -> RemovalObservation:
-        raise NotImplementedError(_NO_TRIM)
-
-    def save_and_load(self, sequence: int) -> CopyObservation:
-        raise NotImplementedError("the generator writes no files")
-
-    def quantise(self, sequence: int, storage: QuantisedStorage) -> CopyObservation:
-        raise NotImplementedError("the generator quantises nothing")
-
-    def memory(self, sequence: int) -> tuple[CacheMemory, ...]:
-        raise NotImplementedError("the caches of mlx-lm say no size of a slot")
-
-    def watch_arguments(self) -> None:
-        raise NotImplementedError("arrays that mlx-lm's models make are not watched")
-
-    def arguments(self) -> ArgumentsObservation:
-        raise NotImplementedError("arrays that mlx-lm's models make are not watched")
-
-
-def _groups(prompts: Sequence[Any], generated: Sequence[Any]) -> list[list[int]]:
-    """The requests of every forward that a step of the generator made, by row, in its order: those that generate, those
-    whose prompt ends, and those whose prompt is read on."""
-    ends = [response.uid for response in prompts if response.end_of_prompt]
-    reads = [response.uid for response in prompts if not response.end_of_prompt]
-    return [uids for uids in ([response.uid for response in generated], ends, reads) if uids]
+def _groups(
+    prompts: Sequence[Any], generated: Sequence[Any], by_uid: dict[int, Request]
+) -> list[list[tuple[int, int]]]:
+    """The requests of every forward that a step of the generator made, by row, in its order, and of how many tokens it
+    was to each: those that generate, those whose prompt ends, and those whose prompt is read on."""
+    one = [(response.uid, 1) for response in generated]
+    ends = [(response.uid, 1) for response in prompts if response.end_of_prompt]
+    reads = [response for response in prompts if not response.end_of_prompt]
+    more = [(response.uid, by_uid[response.uid].read_on(response.progress[0])) for response in reads]
+    return [group for group in (one, ends, more) if group]
 
 
 def _words(failure: Exception) -> str:

@@ -12,11 +12,22 @@ import mlx.core as mx
 import numpy as np
 
 from harness.images import token_ids
-from harness.target import AttentionCall, ForwardObservation, PositionCall
+from harness.operations import EnforceMaxKvSize
+from harness.rules import QuantisedStorage
+from harness.target import (
+    ArgumentsObservation,
+    AttentionCall,
+    CacheMemory,
+    CopyObservation,
+    ForwardObservation,
+    PositionCall,
+    RemovalObservation,
+)
 from harness.targets import mlx_lm_caches as held
 from harness.targets.mlx_lm_calls import in_order
 from harness.targets.mlx_lm_session import probe
 
+NO_TRIM = "the generator takes no token of a request back"
 _Floats = np.ndarray[Any, Any]
 
 
@@ -77,8 +88,8 @@ class Contradiction(Exception):
 class Request:
     """A sequence: number ``uid`` of its ``generator``, or, where that is None, at rest with its ``caches`` (None: it
     has none yet). ``fed``: the tokens that they hold; ``count``: how many it ever processed; ``due``: what its sampler
-    drew, or the last token of its prompt; ``logits`` and ``drawn_from``: of its last token, as its processor and its
-    sampler were given them ([vocab], None before)."""
+    drew, or the last token of its prompt; ``read``: how many of its prompt went forward; ``logits`` and ``drawn_from``:
+    of its last token, as its processor and its sampler were given them ([vocab], None before)."""
 
     sequence: int
     vocab_size: int
@@ -88,6 +99,7 @@ class Request:
     uid: int = -1
     caches: list[Any] | None = None
     due: int = -1
+    read: int = 0
     logits: _Floats | None = None
     drawn_from: _Floats | None = None
 
@@ -111,6 +123,15 @@ class Request:
             return seen
         logits, self.logits = np.concatenate([seen.logits[:-1], self.logits[None]]), None
         return dataclasses.replace(seen, logits=logits)
+
+    def enter(self, generator: Any, uid: int) -> None:
+        """It is a request now, with a prompt to be read."""
+        self.generator, self.uid, self.caches, self.drawn_from, self.read = generator, uid, None, None, 0
+
+    def read_on(self, read: int) -> int:
+        """So many tokens of its prompt have been read; how many were they this time?"""
+        more, self.read = read - self.read, read
+        return more
 
     def leave(self) -> None:
         """It is removed, if it is a request; its caches are what the generator gives back. Contradiction."""
@@ -150,3 +171,31 @@ class Request:
             )
         if response.finish_reason is not None:
             self.rest(response.prompt_cache, response.all_tokens)
+
+
+class TrimsNothing:
+    """What no request can; never called, since the target does not say that it can."""
+
+    def trim_front(self, sequence: int, n: int, keep: int) -> RemovalObservation:
+        raise NotImplementedError(NO_TRIM)
+
+    def rollback(self, sequence: int, n: int) -> RemovalObservation:
+        raise NotImplementedError(NO_TRIM)
+
+    def enforce(self, rule: EnforceMaxKvSize) -> RemovalObservation:
+        raise NotImplementedError(NO_TRIM)
+
+    def save_and_load(self, sequence: int) -> CopyObservation:
+        raise NotImplementedError("the generator writes no files")
+
+    def quantise(self, sequence: int, storage: QuantisedStorage) -> CopyObservation:
+        raise NotImplementedError("the generator quantises nothing")
+
+    def memory(self, sequence: int) -> tuple[CacheMemory, ...]:
+        raise NotImplementedError("the caches of mlx-lm say no size of a slot")
+
+    def watch_arguments(self) -> None:
+        raise NotImplementedError("arrays that mlx-lm's models make are not watched")
+
+    def arguments(self) -> ArgumentsObservation:
+        raise NotImplementedError("arrays that mlx-lm's models make are not watched")

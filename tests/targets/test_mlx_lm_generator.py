@@ -177,7 +177,7 @@ def caches_of_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
     def insert(original: Any, self: Any, *given: Any, caches: Any = None, **named: Any) -> Any:
         return original(self, *given, caches=caches and caches[::-1], **named)
 
-    wrapped(monkeypatch, generate.BatchGenerator, "insert", insert)
+    wrapped(monkeypatch, generate.BatchGenerator, "insert_segments", insert)
 
 
 def a_neighbours_cache_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
