@@ -201,7 +201,12 @@ def pieces_begin_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 #: In which generator, and by what it is found: the first property that meets it, whichever program does.
-ROWS = {"batches_keep_their_rows", "batch_rows_equal_solo_runs", "outputs_equal_the_cache_free_forward"}
+ROWS = {
+    "cached_rows_stay_what_they_were",
+    "batches_keep_their_rows",
+    "batch_rows_equal_solo_runs",
+    "outputs_equal_the_cache_free_forward",
+}
 BUGS = {
     padding_is_shown: (WHOLE, {"keys_equal_ledger_live_length"}),
     right_padding_stays: (WHOLE, {"keys_equal_ledger_live_length"}),
