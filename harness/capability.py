@@ -44,6 +44,7 @@ class Capability(StrEnum):
     QUANTISE = "caches can be quantised, and what they are given is told"
     INT8 = "caches can be quantised to Int8, too"
     BATCH = "several sequences in one forward"
+    UNPADDED = "who goes forward with whom is the target's own affair, and rows are told without padding"
     ATTENTION_VALUES = "what attention is given and gives"
     ARGUMENTS = "arrays that are given and given out are watched"
     BYTES = "bytes that caches hold are told"

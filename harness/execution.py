@@ -59,7 +59,8 @@ class Execution:
         self.target = target
         self.owners = owners
         widths = target.row_widths if Capability.QUANTISE in target.capabilities else ()
-        self._pool = PoolLedger(owners, target.rules, target.row_storage, widths)
+        pads = Capability.UNPADDED not in target.capabilities
+        self._pool = PoolLedger(owners, target.rules, target.row_storage, widths, pads)
         self.given = GivenRows()
         self.steps: list[Step] = []
         self._processed = [0] * len(owners)  # only ever grows: no copy gets the same tokens again

@@ -231,9 +231,10 @@ class SequenceLedger:
         return twin
 
 
-def _paddings(lengths: list[int]) -> list[int]:
-    """What each lacks of the longest."""
-    return [max(lengths) - length for length in lengths]
+def _paddings(lengths: Iterable[int], pads: bool) -> list[int]:
+    """What each lacks of the longest; nothing where nobody pads."""
+    there = list(lengths)
+    return [(max(there) - length) * pads for length in there]
 
 
 class PoolLedger:
@@ -245,15 +246,18 @@ class PoolLedger:
         rules: Iterable[CacheRule | None] = (None,),
         storage: str = "rows",
         widths: Iterable[tuple[int, int]] = (),
+        pads: bool = True,
     ) -> None:
         """``rules``: of the caches of a sequence, None of one without; ``storage``: of their rows, at first;
-        ``widths``: numbers in a row of their keys and of their values."""
+        ``widths``: numbers in a row of their keys and of their values; ``pads``: are the rows of a batch told with the
+        padding that makes them equally long?"""
         self._rules = tuple(dict.fromkeys(rules))
         self._storage = storage
         self._widths = frozenset(width for both in widths for width in both)
         self.sequences = [self._fresh(owner) for owner in owners]
         self.slots: dict[int, SequenceLedger] = {}
         self.batch: tuple[int, ...] = ()
+        self._pads = pads
 
     def _fresh(self, owner: Owner) -> SequenceLedger:
         kept: dict[CacheRule, list[int]] = {rule: [] for rule in self._rules if rule is not None}
@@ -270,11 +274,13 @@ class PoolLedger:
     def append(self, counts: tuple[int, ...], number: int) -> list[Append]:
         """``counts`` new tokens for each row of the batch, numbered row after row from ``number`` on."""
         rows = [self.sequences[row] for row in self.batch]
-        paddings = {rule: _paddings([row.seen_by(rule) for row in rows]) for rule in (None, *self._rules)}
+        rules = (None, *self._rules)
+        paddings = {rule: _paddings((row.seen_by(rule) for row in rows), self._pads) for rule in rules}
+        behinds = _paddings(counts, self._pads)
         appends = []
         for at, (row, count) in enumerate(zip(rows, counts, strict=True)):
             ruled = tuple((rule, paddings[rule][at]) for rule in self._rules if rule is not None)
-            padding, behind = paddings[None][at], max(counts) - count
+            padding, behind = paddings[None][at], behinds[at]
             seen = row.append(count, number)
             appends.append(replace(seen, padding=padding, behind=behind, rows=len(rows), ruled=ruled))
             number += count

@@ -9,7 +9,8 @@ from harness.image_machine import ImageMachine
 from harness.judge import Listener
 from harness.judging import Property
 from harness.machine import ProgramMachine
-from harness.target import Target
+from harness.serving_machine import ServingMachine
+from harness.target import Capability, Target
 from harness.turns import Turns
 
 
@@ -34,4 +35,6 @@ def make_machine(
         "turns": turns,
     }
     base = ProgramMachine if target.images is None else ImageMachine
+    if Capability.UNPADDED in target.capabilities:
+        base = ServingMachine
     return type(name, (base,), body)

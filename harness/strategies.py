@@ -157,6 +157,10 @@ owner_layouts: st.SearchStrategy[tuple[Owner, ...]] = weighted(
     (1, st.just(("model", "pool"))),
     (1, st.just(("model",))),
 )
+#: The same where what matters is who is served beside whom.
+several_owners: st.SearchStrategy[tuple[Owner, ...]] = weighted(
+    (1, st.just(("pool", "pool"))), (2, st.just(("pool", "pool", "pool")))
+)
 #: How the second sequence begins: with a prefill of its own, as a fork of the first, or left empty, which shows what
 #: trims do to an empty cache.
 second_starts = weighted((4, st.just("prefill")), (3, st.just("fork")), (1, st.just("empty")))

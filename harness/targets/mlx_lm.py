@@ -2,7 +2,8 @@
 
 ``mlx_lm:<model type>`` is a family with the caches of ``make_prompt_cache``, ``mlx_lm:<folder>`` a checkpoint, which
 the library loads; with ``@live-window`` behind it the same model on our caches, whose front can be trimmed (is what the
-model makes of its masks right then?), with ``@max-kv-size=N`` on those that the library bounds to N keys.
+model makes of its masks right then?), with ``@max-kv-size=N`` on those that the library bounds to N keys, and with
+``@batch-generator``, ``@batch-generator-in-pieces`` or ``@speculative`` in generation of the library as a whole.
 """
 
 from __future__ import annotations
@@ -14,20 +15,25 @@ from typing import Any, cast, get_args
 
 from harness.targets.device import device
 from harness.targets.mlx_lm_checkpoints import Checkpoint, find, load
+from harness.targets.mlx_lm_generator import SETTINGS, GeneratorTarget
 from harness.targets.mlx_lm_models import NotInstalled, UnknownFamily, build, check_forward, variants, version
 from harness.targets.mlx_lm_session import LibrarySession
+from harness.targets.mlx_lm_speculative import LIMITS, SPECULATIVE, SpeculativeTarget
 from harness.targets.mlx_lm_target import BOUNDED, KIND, LIVE_WINDOW, OWN, MlxLmTarget
 from harness.targets.naming import Asked, Subject, TargetError
 from reference_models.engine import MaskPolicy
 
-_CACHES = f"@{LIVE_WINDOW} or @{BOUNDED}N"
+#: Generation of the library as a whole, by what stands behind the @ of a name.
+GENERATION: dict[str, type[MlxLmTarget]] = {**dict.fromkeys(SETTINGS, GeneratorTarget), SPECULATIVE: SpeculativeTarget}
+_CACHES = f"@{LIVE_WINDOW}, @{BOUNDED}N or @{' or @'.join(GENERATION)}"
 TRIMS_ITSELF = "its chunked caches drop their own fronts, and its masks begin at their start_position, not at our keys"
 
 
 def _parts(rest: str) -> tuple[str, str]:
     """What stands before the @ that says whose caches, and what behind it. A folder may have an @ in its name."""
     before, at, caches = rest.rpartition("@")
-    return (before, caches) if at and re.fullmatch(rf"{LIVE_WINDOW}|{BOUNDED}[0-9]{{1,9}}", caches) else (rest, OWN)
+    named = "|".join((LIVE_WINDOW, rf"{BOUNDED}[0-9]{{1,9}}", *GENERATION))
+    return (before, caches) if at and re.fullmatch(named, caches) else (rest, OWN)
 
 
 def _is_folder(name: str) -> bool:
@@ -46,7 +52,7 @@ def resolve(name: str) -> tuple[MlxLmTarget, ...]:
         return (of_checkpoint(find(named), caches),)
     if kind != KIND or not named or "@" in named:
         raise UnknownFamily(f"{name!r:.60} is not {KIND}:<model type or folder>, or that with {_CACHES} behind it")
-    made = tuple(MlxLmTarget(named, family.variant, caches) for family in variants(named))
+    made = tuple(_kind(caches)(named, family.variant, caches) for family in variants(named))
     for target in made:
         build(named, target.variant, target.weights_seed)
     return tuple(map(_heeded, made))
@@ -54,7 +60,12 @@ def resolve(name: str) -> tuple[MlxLmTarget, ...]:
 
 def of_checkpoint(checkpoint: Checkpoint, caches: str) -> MlxLmTarget:
     """A checkpoint that was found, loaded, on these caches. Raises TargetError, NotInstalled or UnknownFamily."""
-    return _heeded(MlxLmTarget(load(checkpoint).model_type, Path(checkpoint.path).name, caches, checkpoint=checkpoint))
+    model_type, name = load(checkpoint).model_type, Path(checkpoint.path).name
+    return _heeded(_kind(caches)(model_type, name, caches, checkpoint=checkpoint))
+
+
+def _kind(caches: str) -> type[MlxLmTarget]:
+    return GENERATION.get(caches, MlxLmTarget)
 
 
 def _heeded(target: MlxLmTarget) -> MlxLmTarget:
@@ -64,6 +75,8 @@ def _heeded(target: MlxLmTarget) -> MlxLmTarget:
         check_forward(target.family, target.model_type, target.first_forward, target.calls)
     if target.ours and target.trims_itself:
         raise UnknownFamily(f"{KIND}:{target.model_type}@{LIVE_WINDOW} cannot be judged: {TRIMS_ITSELF}")
+    if isinstance(target, (GeneratorTarget, SpeculativeTarget)):
+        target.check()
     if bound is not None and target.makes_caches:
         raise UnknownFamily(f"{KIND}:{target.model_type} makes its caches itself: max_kv_size changes nothing there")
     sinks = max((rule.sinks for rule in target.rules if rule is not None), default=0)
@@ -130,6 +143,9 @@ def limits_of(target: MlxLmTarget) -> tuple[str, ...]:
     said.append("no independent witness in float64")
     if not target.ours:
         said.append("the caches of the library have no front trim")
+        if isinstance(target, GeneratorTarget):
+            said += target.settings.limits
+        said += LIMITS if isinstance(target, SpeculativeTarget) else ()
         if target.has_states:
             said.append("recurrent states cannot go back, so every rollback must be refused")
     elif target.has_states:

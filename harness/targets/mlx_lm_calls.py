@@ -39,13 +39,22 @@ def of_its_chunk(call: AttentionCall, rule: CacheRule | None, start: int) -> Att
     return _without(call, call.key_len - call.query_len - start % rule.chunk)
 
 
-def _without(call: AttentionCall, unused: int) -> AttentionCall:
-    """The call without so many keys in front, if its mask shows them to nobody."""
+def unpadded(call: AttentionCall, front: int, behind: int) -> AttentionCall:
+    """The call of a row without so many slots in front of its keys and behind them that are its padding, if the mask
+    shows them to nobody."""
+    return _without(_without(call, front), behind, at_the_end=True)
+
+
+def _without(call: AttentionCall, unused: int, at_the_end: bool = False) -> AttentionCall:
+    """The call without so many keys in front, or at the end, if its mask shows them to nobody."""
     shown = call.shown
     if unused <= 0 or shown is None or call.mask_shape is None or shown.shape[-1] != call.key_len:
         return call
-    if shown[..., :unused].any():
+    gone, left = slice(unused), slice(unused, None)
+    if at_the_end:
+        gone, left = slice(-unused, None), slice(-unused)
+    if shown[..., gone].any():
         return call
     keys, values = call.key_len - unused, call.value_len - unused
     shape = (*call.mask_shape[:-1], keys)
-    return replace(call, key_len=keys, value_len=values, mask_shape=shape, shown=shown[..., unused:])
+    return replace(call, key_len=keys, value_len=values, mask_shape=shape, shown=shown[..., left])

@@ -27,7 +27,7 @@ KIND = "mlx_lm"
 OWN, LIVE_WINDOW, BOUNDED = "", "live-window", "max-kv-size="
 """Whose caches: what stands behind the @ of a name; a number of keys behind the last."""
 
-_NEVER = frozenset({Capability.IMAGES, Capability.WITNESS, Capability.INT8})
+_NEVER = frozenset({Capability.IMAGES, Capability.WITNESS, Capability.INT8, Capability.UNPADDED})
 _OURS_ALONE = frozenset(
     {
         Capability.FRONT_TRIM,

@@ -44,6 +44,7 @@ LACKS = frozenset(
         Capability.SAVE_LOAD,
         Capability.QUANTISE,
         Capability.INT8,
+        Capability.UNPADDED,
         Capability.WITNESS,
     }
 )

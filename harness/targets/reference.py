@@ -87,7 +87,7 @@ class ReferenceTarget:
 
     @functools.cached_property
     def capabilities(self) -> frozenset[Capability]:
-        lacks = set() if self.path == "images" else {Capability.IMAGES}
+        lacks = {Capability.UNPADDED} | (set() if self.path == "images" else {Capability.IMAGES})
         if not getattr(self.variant.config, "rotates", True):
             lacks.add(Capability.POSITIONS)
         return frozenset(Capability) - lacks

@@ -58,7 +58,7 @@ class FakeTarget:
         lacks = self.lacks | (frozenset() if self.images else {Capability.IMAGES})
         if self.mask in ("causal", "none"):  # which cannot hide what pads a row at the left
             lacks |= {Capability.BATCH}
-        object.__setattr__(self, "capabilities", frozenset(Capability) - lacks)
+        object.__setattr__(self, "capabilities", frozenset(Capability) - lacks - {Capability.UNPADDED})
         object.__setattr__(self, "windows", self.windows or (None,) * len(self.attention_layers))
 
     @property

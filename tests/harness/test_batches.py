@@ -92,6 +92,14 @@ def test_what_the_model_owns_never_joins() -> None:
     assert run.steps[3].forwards[0].append.held == (0, 1, 2)
 
 
+def test_a_target_that_batches_by_itself_is_told_without_padding() -> None:
+    pool = PoolLedger(THREE, pads=False)
+    pool.sequences[0].append(5, 0)
+    pool.gather(Batch((0, 1)))
+    appends = pool.append((1, 3), 5)
+    assert [(a.padding, a.behind, a.rows, a.slots) for a in appends] == [(0, 0, 2, 6), (0, 0, 2, 3)]
+
+
 def test_nothing_happens_without_a_row() -> None:
     run = execute(wide(), Program((BatchForward((3,)), BatchDecode(2), Batch(()), Prefill(1)), TWO))
     assert not run.stopped and [len(step.forwards) for step in run.steps] == [0, 0, 0, 1]
