@@ -223,6 +223,9 @@ class ProgramMachine(BatchRules, BoundRules):
         self._apply_able(early)
         if two and (fork or not turn):
             self._apply(Fork(1) if fork else second)
+        if fork:
+            for third in range(2, len(owners)):  # three have the same keys, as requests with the same system prompt do
+                self._apply(Fork(third))
 
     def _ending(self) -> draw.Few:
         """As drawn. Where caches can become affine they do, instead of Int8, which the many others can only become."""

@@ -99,7 +99,7 @@ storages: st.SearchStrategy[Storages] = st.tuples(
 #: May it be what its rows do not fit, and with rows in it?
 misfits = weighted((3, st.just(False)), (1, st.just(True)))
 #: Is what is forked also kept in a slot?
-kept = st.booleans()
+kept = weighted((2, st.just(True)), (1, st.just(False)))
 #: Are rows quantised before they join a batch?
 quantised_first = weighted((2, st.just(False)), (1, st.just(True)))
 #: Does it start again first?
