@@ -3,7 +3,9 @@ nothing. Two bugs of old releases that show there are planted."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +14,12 @@ pytest.importorskip("mlx_vlm", reason="mlx-vlm is not installed: pip install 'ml
 
 import mlx.core as mx
 
+from harness.cli import main
 from harness.findings import FindingError
 from harness.judge import judge_program
 from harness.operations import Chunk, Decode, Prefill, Program, Reset
 from harness.targets import mlx_vlm
-from harness.targets.mlx_vlm_models import FAMILIES, build
+from harness.targets.mlx_vlm_models import FAMILIES, build, frames_apart
 from properties import ALL
 
 Call = Callable[..., Any]
@@ -106,3 +109,26 @@ def test_only_a_chunk_that_follows_a_chunk_belongs_to_the_prompt(family: str, mo
     session.rollback(0, 4)  # into the prompt, of which four tokens are left
     assert session.forward(0, (5, 6)).error is None
     assert given[-1] == 6
+
+
+def test_a_run_with_images_plants_no_bug_in_models_that_it_does_not_judge(tmp_path: Path) -> None:
+    few = ("--programs", "8", "--no-strict", "--out", str(tmp_path))
+    assert main(["run", "--target", "mlx_vlm:qwen2_vl+images", *few]) == 0
+    data = json.loads((tmp_path / "targets" / "mlx_vlm-qwen2_vl-images.json").read_text())
+    assert data["control"] is None and "no bug could be planted in it" in data["control_reason"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_whether_text_lies_between_frames_is_what_the_release_counts_on(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Since 0.7.0 it does in the families of qwen3_vl, and before that in none (#2142)."""
+    now = family.startswith("qwen3")
+    frames_apart.cache_clear()
+    assert frames_apart(family, "tiny") == now
+    kind = type(build(family, "tiny", 0).language_model)
+    together = mx.array([[[0, 1, 2]], [[0, 1, 1]], [[0, 1, 1]]])
+    monkeypatch.setattr(kind, "get_rope_index", lambda *_, **__: (together, mx.array([[0]])))
+    frames_apart.cache_clear()
+    assert not frames_apart(family, "tiny")
+    frames_apart.cache_clear()
