@@ -211,10 +211,11 @@ def judged(
         shares=[shares[number] for number in mine],
         numbers=mine,
     )
-    others = targets if run.path == "images" else [other for each in targets if (other := each.counterpart())]
+    planted = _planted_in_models(run, targets)
+    others = targets if planted else [other for each in targets if (other := each.counterpart())]
     if run.policy == "offset" or result.partial or len(others) < len(targets):
         return result, None
-    with (OFFSET_MASK_WITH_IMAGES.plant if run.path == "images" else nullcontext)():
+    with (OFFSET_MASK_WITH_IMAGES.plant if planted else nullcontext)():
         control = run_campaign(
             f"{name}_control",
             others,
@@ -227,6 +228,12 @@ def judged(
     if control.partial:
         result.partial = True
     return result, control
+
+
+def _planted_in_models(run: Run, targets: Sequence[Target]) -> bool:
+    """Is the control a bug in the reading of images, planted in the models of this repository? It would not be in those
+    of others, nor in another process."""
+    return run.path == "images" and all(each.identity.kind == reference.KIND for each in targets)
 
 
 def configurations_of(run: Run, targets: Sequence[Target]) -> Sequence[int]:
@@ -251,7 +258,7 @@ def record_of(
     command: str,
 ) -> dict[str, Any]:
     """The record of what was measured. ``replays``: of ``write_findings``; ``command``: what does it again."""
-    alone = subject.path == "text" and any(each.counterpart() is None for each in subject.targets)
+    alone = not _planted_in_models(run, subject.targets) and any(each.counterpart() is None for each in subject.targets)
     return family_record(
         result,
         family=subject.family,

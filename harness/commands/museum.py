@@ -95,7 +95,7 @@ def visits(chosen: Iterable[Exhibit], venvs: Path, profile: str, seed: int, limi
     """One for every release and family, as they are judged. Raises NoEnvironment and TargetError."""
     for exhibit in chosen:
         for version in (*exhibit.buggy, exhibit.fixed):
-            python = environment(venvs / f"{exhibit.package}-{version}", exhibit.requirements(version))
+            python = environment(venvs / f"{exhibit.package}-{version}", exhibit.installs(version))
             for family in exhibit.families:
                 yield _visit(exhibit, version, family, python, profile, seed, limit)
 

@@ -28,9 +28,11 @@ class Other:
 @dataclass(frozen=True)
 class Exhibit:
     """One bug. ``package``: on PyPI; ``buggy``, ``fixed``: its releases that run; ``beside``: requirements that are
-    installed with each; ``families``: model types; ``report``: the public one, ``owner/repository#number``;
-    ``expected``: properties of which one must find it, in words that hold ``says``; ``others``: bugs that are no news;
-    ``checked``: what was compared to know that what is found is this bug."""
+    installed with each; ``bare``: the release itself comes without what it asks for, since all that a campaign needs of
+    that is in ``beside``; ``families``: as a target names them, a model type or its path with images; ``report``: the
+    public one, ``owner/repository#number``; ``expected``: properties of which one must find it, in words that hold
+    ``says``; ``others``: bugs that are no news; ``checked``: what was compared to know that what is found is this
+    bug."""
 
     name: str
     package: str
@@ -43,6 +45,7 @@ class Exhibit:
     checked: str
     beside: tuple[str, ...]
     others: tuple[Other, ...] = ()
+    bare: bool = False
 
     @property
     def kind(self) -> str:
@@ -54,9 +57,10 @@ class Exhibit:
         """Properties that fail by other bugs."""
         return frozenset(name for other in self.others for name in other.properties)
 
-    def requirements(self, version: str) -> tuple[str, ...]:
-        """What ``pip`` installs for a release."""
-        return (f"{self.package}=={version}", *self.beside)
+    def installs(self, version: str) -> tuple[tuple[str, ...], ...]:
+        """Arguments of ``pip install`` for a release, one command after the other."""
+        release = f"{self.package}=={version}"
+        return (self.beside, ("--no-deps", release)) if self.bare else ((release, *self.beside),)
 
 
 def exhibits(path: Path = MANIFEST) -> tuple[Exhibit, ...]:
@@ -76,12 +80,14 @@ def _exhibit(name: str, table: Any, shared: tuple[str, ...]) -> Exhibit:
     if not isinstance(table, dict):
         raise ManifestError(f"{name}: it is no table")
     names = {field.name for field in fields(Exhibit)} - {"name"}
-    given = {"beside": list(shared), "others": [], **table}
+    given = {"beside": list(shared), "others": [], "bare": False, **table}
     if odd := sorted(names ^ set(given)):
         raise ManifestError(f"{name}: the field {odd[0]} is {'missing' if odd[0] in names else 'unknown'}")
     for field, value in given.items():
         if field in _LISTS:
             good = _texts(value)
+        elif field == "bare":
+            good = isinstance(value, bool)
         elif field == "others":
             good = isinstance(value, list) and all(
                 isinstance(each, dict) and set(each) == {"properties", "why"} and _texts(each["properties"])

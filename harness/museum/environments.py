@@ -24,15 +24,16 @@ class NoEnvironment(Exception):
     """An environment that cannot be made; the message is one line."""
 
 
-def environment(folder: Path, requirements: Sequence[str]) -> Path:
-    """The interpreter of the environment in ``folder``, which is made where it is not whole yet. Raises
-    NoEnvironment."""
+def environment(folder: Path, installs: Sequence[Sequence[str]]) -> Path:
+    """The interpreter of the environment in ``folder``, which is made where it is not whole yet, by these ``pip
+    install`` commands. Raises NoEnvironment."""
     folder = folder.absolute()
     python = folder / "bin" / "python"
-    wanted = "\n".join((f"python {sys.version_info[0]}.{sys.version_info[1]}", *requirements, ""))
+    lines = (argument for arguments in installs for argument in arguments)
+    wanted = "\n".join((f"python {sys.version_info[0]}.{sys.version_info[1]}", *lines, ""))
     try:
         if not (folder / STAMP).is_file() or (folder / STAMP).read_text(encoding="utf-8") != wanted:
-            _make(folder, python, requirements)
+            _make(folder, python, installs)
         paths = {"base": str(folder), "platbase": str(folder)}
         packages = Path(sysconfig.get_path("purelib", "venv", paths))
         (packages / "kv_harness.pth").write_text(f"{_SOURCE}\n", encoding="utf-8")
@@ -42,7 +43,7 @@ def environment(folder: Path, requirements: Sequence[str]) -> Path:
     return python
 
 
-def _make(folder: Path, python: Path, requirements: Sequence[str]) -> None:
+def _make(folder: Path, python: Path, installs: Sequence[Sequence[str]]) -> None:
     if folder.exists() and any(folder.iterdir()):
         if not (folder / MARK).is_file():
             raise NoEnvironment(f"cannot make an environment in {folder}: it holds what is not ours")
@@ -50,8 +51,9 @@ def _make(folder: Path, python: Path, requirements: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARK).touch()
     _run([sys.executable, "-m", "venv", str(folder)], "make an environment")
-    install = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", *requirements]
-    _run(install, f"install {requirements[0]}")
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    for arguments in installs:
+        _run([*pip, *arguments], f"install {next(each for each in arguments if not each.startswith('-'))}")
 
 
 def _run(command: list[str], what: str) -> None:

@@ -24,6 +24,7 @@ from harness.targets.mlx_vlm_models import (
     UnknownFamily,
     VisionFamily,
     build,
+    frames_apart,
     probe,
     variants,
     version,
@@ -108,7 +109,7 @@ class MlxVlmTarget:
 
     @property
     def images(self) -> ImageFormat | None:
-        return self.family.images if self.path == "images" else None
+        return self.family.images(frames_apart(self.model_type, self.variant)) if self.path == "images" else None
 
     @property
     def vocab_size(self) -> int:

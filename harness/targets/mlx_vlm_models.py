@@ -23,21 +23,19 @@ MODULES = ["text", "vision"]
 
 @dataclass(frozen=True)
 class VisionFamily(Family):
-    """``frames_apart``: a token lies between the frames of a video."""
-
-    frames_apart: bool = False
+    """A family with images."""
 
     @property
     def text(self) -> dict[str, Any]:
         """The part of the configuration that speaks of the language model."""
         return dict(self.config.get("text_config", self.config))
 
-    @property
-    def images(self) -> ImageFormat:
+    def images(self, apart: bool) -> ImageFormat:
+        """``apart``: of ``frames_apart``."""
         vision = self.config["vision_config"]
         pixels = vision["in_channels"] * vision["temporal_patch_size"] * vision["patch_size"] ** 2
         image, video, start = (self.config[f"{name}_token_id"] for name in ("image", "video", "vision_start"))
-        return ImageFormat(image, video, vision["spatial_merge_size"], pixels, self.frames_apart, start)
+        return ImageFormat(image, video, vision["spatial_merge_size"], pixels, apart, start)
 
 
 FAMILIES, WITHOUT_ENTRY = catalogue(Path(__file__).parent / "mlx_vlm_families", VisionFamily)
@@ -119,6 +117,19 @@ def build(model_type: str, variant: str, seed: int) -> Any:
     return randomised(lambda: module.Model(made), seed)
 
 
+@functools.lru_cache
+def frames_apart(model_type: str, variant: str) -> bool:
+    """Does a token of text lie between the frames of a video? In prompts for qwen3_vl it does since 0.7.0. Found by
+    asking for the ids of a video of two frames without one: where it does, the second frame counts as text."""
+    family = next(each for each in variants(model_type) if each.variant == variant)
+    video, start = (family.config[f"{name}_token_id"] for name in ("video", "vision_start"))
+    merge = family.config["vision_config"]["spatial_merge_size"]
+    model = build(model_type, variant, 0).language_model
+    grid = mx.array([[2, merge, merge]])
+    ids = model.get_rope_index(mx.array([[start, video, video]]), video_grid_thw=grid)[0]
+    return bool(ids[1, 0, 2] != ids[1, 0, 1])
+
+
 __all__ = [
     "FAMILIES",
     "Caches",
@@ -127,6 +138,7 @@ __all__ = [
     "VisionFamily",
     "batching",
     "build",
+    "frames_apart",
     "probe",
     "variants",
     "version",

@@ -5,7 +5,8 @@ A prompt is read whole by ``get_input_embeddings``. What follows depends on how 
 object keeps the RoPE delta of one.
 
 * One: as ``generate_step``. Chunks of the prompt are given all that came of reading it, and the model takes its part;
-  behind the prompt come tokens alone, so that all rests on what the model object has kept.
+  behind the prompt come tokens alone, so that all rests on what the model object has kept. A prompt of text ends with
+  the last chunk of several tokens.
 * Several: as ``BatchGenerator``, by whose functions the rows of a forward get their part of what was read, padded at
   the right; behind its prompt every row is given its own delta.
 """
@@ -97,6 +98,14 @@ def joined(rows: Sequence[Span]) -> dict[str, Any]:
     return {"inputs_embeds": mx.concatenate(embeddings), **once, **together}
 
 
+def forget(language_model: Any) -> None:
+    """Take from a model what it has kept of sequences, as if it had just been loaded: a program must show the same
+    whatever ran before it. What one sequence leaves to the next shows within a program, behind a Reset."""
+    for name in ("_rope_deltas", "_position_ids"):
+        if hasattr(language_model, name):
+            setattr(language_model, name, None)
+
+
 class _LanguageModel:
     """The language half of a model, called with what the next forward is given."""
 
@@ -120,6 +129,7 @@ class VisionSession(LibrarySession):
         self._readings: list[Reading | None] = [None] * len(owners)
         self._kept: dict[int, Reading | None] = {}
         self._alone, self._model_knows = len(owners) == 1, False
+        forget(model.language_model)
 
     def forward(self, sequence: int, tokens: Sequence[int], prompt: PromptInput | None = None) -> ForwardObservation:
         try:  # outside the probe: the attention of a vision tower is not that of the cache
@@ -136,10 +146,16 @@ class VisionSession(LibrarySession):
         if offset == 0 and prompt is None:
             reading = read(self._whole, tokens)
         assert reading is not None
-        if offset < len(reading.tokens) < end:  # the prompt turns out to be longer
+        longer = offset < len(reading.tokens) < end  # than it was said to be
+        if longer or self._is_more_text(reading, offset, len(tokens)):
             reading = read(self._whole, (*reading.tokens[:offset], *tokens), reading.pixels, reading.media)
         self._readings[sequence] = reading
         return reading
+
+    def _is_more_text(self, reading: Reading, offset: int, count: int) -> bool:
+        """Is a chunk the next one of a prompt of text? ``generate_step`` reads that whole, too, and gives every chunk
+        the ids of all. A single token behind a prompt is the first that was generated, and ends it."""
+        return self._alone and offset == len(reading.tokens) and count > 1 and not reading.media
 
     def _given(self, sequence: int, tokens: Sequence[int], prompt: PromptInput | None) -> dict[str, Any]:
         """Beside the tokens of the next forward of a sequence by itself."""

@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
-import numpy as np
-
-from harness.operations import EnforceMaxKvSize, Owner
+from harness.operations import Owner
 from harness.oracle import Expected, History
 from harness.rules import CacheRule, QuantisedStorage
 from harness.target import (
-    ArgumentsObservation,
-    CacheLengths,
-    CacheMemory,
-    CacheRows,
     Capability,
-    CopyObservation,
-    EngineGone,
-    ForwardObservation,
-    PromptInput,
-    RemovalObservation,
+    ImageFormat,
     TargetIdentity,
 )
 from harness.targets.naming import Asked, Subject, TargetError
+from harness.targets.wire_session import WireSession
 from harness.wire.engine import Engine
 from harness.wire.process import WorkerError
-from harness.wire.protocol import CAPABILITIES, Description, ForwardAnswer, Policy, TellingAnswer
+from harness.wire.protocol import CAPABILITIES, Description, Policy
 
 KIND = "wire"
 LIMITS = (
-    "prompts with images do not go over the wire, nor is a cache quantised in mid-program",
+    "no cache is quantised in mid-program over the wire",
     "the engine tells its own caches and calls: what it tells wrongly is judged as it tells it",
 )
-_T = TypeVar("_T")
 
 
 class EngineError(Exception):
@@ -43,10 +32,12 @@ class EngineError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class WireTarget:
-    """One engine under one of its mask policies. Targets of one engine share its process."""
+    """One engine under one of its mask policies. Targets of one engine share its process. ``text_only``: it is given no
+    images, though it may read them."""
 
     engine: Engine
     policy: Policy = "live"
+    text_only: bool = False
 
     @property
     def _said(self) -> Description:
@@ -63,20 +54,22 @@ class WireTarget:
             storage=said.storage,
             weights_seed=0,
             detail={"config": {"command": self.engine.command, "version": said.version}, "options": {}},
+            path="text" if self.images is None else "images",
             command=self.engine.command,
         )
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        return frozenset(CAPABILITIES[name] for name in self._said.capabilities)
+        told = frozenset(CAPABILITIES[name] for name in self._said.capabilities)
+        return told if self.images is not None else told - {Capability.IMAGES}
 
     @property
     def vocab_size(self) -> int:
         return self._said.vocab_size
 
     @property
-    def images(self) -> None:
-        return None
+    def images(self) -> ImageFormat | None:
+        return None if self.text_only else self._said.images
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
@@ -113,163 +106,18 @@ class WireTarget:
         raise NotImplementedError("no witness goes over the wire")
 
     def cache_free(self, history: History) -> Expected:
-        arrays = {"tokens": history.tokens, "positions": history.positions, "visible": history.visible}
-        said = self.engine.ask("cache_free", **arrays)[0]
+        arrays: dict[str, Any] = {"tokens": history.tokens, "positions": history.positions, "visible": history.visible}
+        do = "cache_free"
+        if self.images is not None:
+            do = "cache_free_of_prompts"
+            arrays |= {"places": history.places, "prompt_of": history.prompt_of, "prompts": history.prompts}
+        said = self.engine.ask(do, **arrays)[0]
         if said.error is not None or said.logits is None:
             raise EngineError(said.error or "no logits and no error")
         wanted = (len(history.tokens), self.vocab_size)
         if said.logits.shape != wanted:
             raise EngineError(f"logits of the shape {list(said.logits.shape)} instead of {list(wanted)}")
         return Expected(said.logits, said.choice_gap, said.rounding_gap, said.dtype)
-
-
-class WireSession:
-    """A session on an engine: opened there with the first operation, gone when another is opened or the engine is.
-
-    Once it has been asked what caches hold, it has that told with every answer but those of single tokens, of which
-    there may be more before anybody asks again.
-    """
-
-    def __init__(
-        self, engine: Engine, policy: Policy, owners: tuple[Owner, ...], capabilities: frozenset[Capability]
-    ) -> None:
-        self._engine, self._policy, self._owners = engine, policy, owners
-        self._tells = capabilities & {Capability.LENGTHS, Capability.ROWS, Capability.BYTES}
-        self._opened = self._attention = self._arguments = self._asked = False
-        self._told: tuple[TellingAnswer, ...] | None = None
-
-    def forward(self, sequence: int, tokens: Sequence[int], prompt: PromptInput | None = None) -> ForwardObservation:
-        if prompt is not None:
-            raise ValueError("prompts with images do not go over the wire")
-        given = tuple(map(int, tokens))
-        try:
-            said = self._do("forward", len(given) > 1, sequence=sequence, tokens=given)
-        except WorkerError as error:
-            return ForwardObservation(given, None, error=_text(error))
-        return _observation(given, said)
-
-    def forward_batch(self, tokens: Sequence[Sequence[int]]) -> tuple[ForwardObservation, ...]:
-        given = tuple(tuple(map(int, row)) for row in tokens)
-        try:
-            said = self._do("forward_batch", max(map(len, given)) > 1, tokens=given).rows
-        except WorkerError as error:
-            return tuple(ForwardObservation(row, None, error=_text(error)) for row in given)
-        if len(said) != len(given):
-            error_text = f"BadAnswer: the engine tells of {len(said)} rows in a batch of {len(given)}"
-            return tuple(ForwardObservation(row, None, error=error_text) for row in given)
-        return tuple(map(_observation, given, said))
-
-    def trim_front(self, sequence: int, n: int, keep: int) -> RemovalObservation:
-        return self._observe(RemovalObservation, "trim_front", sequence=sequence, n=n, keep=keep)
-
-    def rollback(self, sequence: int, n: int) -> RemovalObservation:
-        return self._observe(RemovalObservation, "rollback", sequence=sequence, n=n)
-
-    def enforce(self, rule: EnforceMaxKvSize) -> RemovalObservation:
-        return self._observe(RemovalObservation, "enforce", **dataclasses.asdict(rule))
-
-    def snapshot(self, sequence: int, slot: int) -> CopyObservation:
-        return self._observe(CopyObservation, "snapshot", sequence=sequence, slot=slot)
-
-    def restore(self, sequence: int, slot: int) -> CopyObservation:
-        return self._observe(CopyObservation, "restore", sequence=sequence, slot=slot)
-
-    def fork(self, sequence: int, into: int) -> CopyObservation:
-        return self._observe(CopyObservation, "fork", sequence=sequence, into=into)
-
-    def save_and_load(self, sequence: int) -> CopyObservation:
-        return self._observe(CopyObservation, "save_and_load", sequence=sequence)
-
-    def reset(self, sequence: int) -> CopyObservation:
-        return self._observe(CopyObservation, "reset", sequence=sequence)
-
-    def quantise(self, sequence: int, storage: QuantisedStorage) -> CopyObservation:  # nor QUANTISE
-        raise NotImplementedError("no engine is asked over the wire to quantise a cache in mid-program")
-
-    def batch(self, rows: tuple[int, ...]) -> CopyObservation:
-        return self._observe(CopyObservation, "batch", tell=False, rows=rows)  # mostly a forward follows
-
-    def lengths(self, sequence: int) -> tuple[CacheLengths, ...]:
-        return self._telling(sequence).lengths
-
-    def rows(self, sequence: int) -> tuple[CacheRows, ...]:
-        return self._telling(sequence).rows
-
-    def memory(self, sequence: int) -> tuple[CacheMemory, ...]:
-        return self._telling(sequence).memory
-
-    def tell_attention(self) -> None:
-        self._attention = True
-
-    def watch_arguments(self) -> None:
-        self._arguments = True
-
-    def arguments(self) -> ArgumentsObservation:
-        if not self._opened:
-            return ArgumentsObservation()
-        said: ArgumentsObservation = self._or_gone(lambda: self._do("arguments", False))
-        return said
-
-    def _telling(self, sequence: int) -> TellingAnswer:
-        """What is told of a sequence; asked for all of them at once, and once between two operations."""
-        if not self._tells:
-            return TellingAnswer()
-        self._asked = True
-        if self._told is None:
-            self._or_gone(lambda: self._do("tell", True))
-        assert self._told is not None
-        if len(self._told) != len(self._owners):
-            raise EngineGone(
-                f"BadAnswer: the engine tells of {len(self._told)} sequences, {len(self._owners)} are open"
-            )
-        return self._told[sequence]
-
-    @staticmethod
-    def _or_gone(ask: Callable[[], _T]) -> _T:
-        try:
-            return ask()
-        except WorkerError as error:
-            raise EngineGone(_text(error)) from error
-
-    def _observe(self, kind: Callable[..., _T], do: str, tell: bool = True, **fields: Any) -> _T:
-        try:
-            observed: _T = self._do(do, tell, **fields)
-        except WorkerError as error:
-            return kind(error=_text(error))
-        return observed
-
-    def _do(self, do: str, tell: bool, **fields: Any) -> Any:
-        engine = self._engine
-        if not self._opened:
-            options = {"attention": self._attention, "arguments": self._arguments}
-            engine.ask("open", owners=self._owners, policy=self._policy, **options)
-            engine.session, self._opened = self, True
-        elif engine.session is not self:
-            raise WorkerError("the session is over: its engine has died, or another session was opened")
-        if tell and self._asked and self._tells:
-            fields["tell"] = True
-        if do != "arguments":
-            self._told = None
-        said, told = engine.ask(do, **fields)
-        if told is not None:
-            self._told = told
-        return said
-
-
-def _text(error: WorkerError) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _observation(tokens: tuple[int, ...], said: ForwardAnswer) -> ForwardObservation:
-    logits = said.logits
-    if logits is None and said.error is None:
-        return ForwardObservation(tokens, None, error="BadAnswer: the engine's forward has no logits and no error")
-    if logits is not None and (logits.ndim != 2 or logits.dtype.kind != "f"):
-        said_of = f"logits of the shape {list(logits.shape)} in {logits.dtype}"
-        return ForwardObservation(tokens, None, error=f"BadAnswer: {said_of}, expected [tokens, vocabulary] in floats")
-    if logits is not None and logits.dtype == np.float16:
-        logits = logits.astype(np.float32)
-    return ForwardObservation(tokens, logits, said.attention, said.positions, said.seconds, said.error)
 
 
 def subject(rest: str, asked: Asked) -> Subject:
@@ -283,14 +131,16 @@ def subject(rest: str, asked: Asked) -> Subject:
     except WorkerError as error:
         raise TargetError(f"wire:{rest!r:.120}: {error}") from error
     target = WireTarget(engine, asked.policy)
-    return Subject(KIND, said.family, (target,), said.device, limits=LIMITS, close=engine.stop)
+    limits = LIMITS if said.images else (*LIMITS, "no prompt holds an image: the engine says nothing of images")
+    return Subject(KIND, said.family, (target,), said.device, target.identity.path, limits, engine.stop)
 
 
 def target_from_identity(data: dict[str, Any], asked: Asked) -> WireTarget:
     """Rebuild the target that a trace names. A trace may come from anybody: nothing that it names is run unless the
     person at the keyboard says so. Raises TargetError."""
     fields = {"kind": str, "family": str, "variant": str, "policy": str, "storage": str, "weights_seed": int}
-    if set(data) != {*fields, "command"} or any(type(data[name]) is not kind for name, kind in fields.items()):
+    named = set(data) - {"path"} == {*fields, "command"}
+    if not named or any(type(data[name]) is not kind for name, kind in fields.items()):
         raise TargetError(f"a wire target must be an object with the fields {', '.join(fields)}, command")
     command = data["command"]
     if not isinstance(command, str) or not command.strip():
@@ -304,8 +154,9 @@ def target_from_identity(data: dict[str, Any], asked: Asked) -> WireTarget:
         )
     found = subject(command, Asked(data["policy"], limit=asked.limit)).targets[0]
     assert isinstance(found, WireTarget)
-    for name in ("family", "variant", "storage"):
-        if (now := getattr(found.identity, name)) != data[name]:
+    found = dataclasses.replace(found, text_only=data.get("path", "text") == "text")
+    for name, was in data.items():
+        if name in ("family", "variant", "storage", "path") and (now := getattr(found.identity, name)) != was:
             found.engine.stop()
-            raise TargetError(f"the engine is not that of the trace: its {name} is {now!r:.60}, not {data[name]!r:.60}")
+            raise TargetError(f"the engine is not that of the trace: its {name} is {now!r:.60}, not {was!r:.60}")
     return found

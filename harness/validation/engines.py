@@ -284,7 +284,7 @@ class WireEngine(_OfOthers):
         return self._subject.device
 
     def target(self, policy: str, path: Literal["text", "images"] = "text") -> Target:
-        return dataclasses.replace(self._target, policy=cast(Literal["live", "offset"], policy))
+        return dataclasses.replace(self._target, policy=cast(Literal["live", "offset"], policy), text_only=True)
 
     def limits(self) -> tuple[str, ...]:
         said = (

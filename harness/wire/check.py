@@ -5,7 +5,6 @@ It asks little of what the engine computes: that is what ``kv-harness run`` is f
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from harness.capability import Capability
-from harness.wire.codec import CodecError, encode
+from harness.target import PromptInput
 from harness.wire.engine import Engine
-from harness.wire.process import WorkerError, WorkerProcess
-from harness.wire.protocol import CAPABILITIES, MESSAGES, VERSION, line_of, message_of
+from harness.wire.process import WorkerError
+from harness.wire.prompts import an_image, another_picture, places_of
+from harness.wire.protocol import CAPABILITIES, MESSAGES
+from harness.wire.refusals import refusals
 
-LEAVES_IN = 5.0  # seconds in which a worker whose input ends has to be gone
 TOKENS = (1, 0, 1, 1, 0)
 
 
@@ -55,7 +55,7 @@ def checks(command: str, limit: float) -> Iterator[Check]:
                 yield Check(name, "ok")
     finally:
         engine.stop()
-    for name, wrong in _from_outside(command, limit, said.policies[0]):
+    for name, wrong in refusals(command, limit, said.policies[0]):
         yield Check(name, "FAIL" if wrong else "ok", wrong)
 
 
@@ -94,6 +94,10 @@ class _Asker:
         yield "batch, forward_batch: logits for every row", can.BATCH, self.batch
         yield "arguments", can.ARGUMENTS, self.arguments
         yield "cache_free: logits [tokens, vocabulary]", can.CACHE_FREE, self.cache_free
+        yield "prompt: an image, cut in two, gives logits", can.IMAGES, self.prompt
+        yield "prompt: another image gives other logits behind it", can.IMAGES, self.pictures
+        both = can.IMAGES if can.CACHE_FREE in self._able else can.CACHE_FREE
+        yield "cache_free_of_prompts: logits [tokens, vocabulary]", both, self.cache_free_of_prompts
 
     def _open(self, owners: tuple[str, ...] = ("pool",), policy: str | None = None, **options: bool) -> None:
         given = {"attention": False, "arguments": False, **options}
@@ -243,6 +247,43 @@ class _Asker:
         if not self._engine.ask("arguments")[0].given:
             raise _Wrong("nothing that was given to a forward is watched")
 
+    @property
+    def _image(self) -> PromptInput:
+        images = self._engine.description.images
+        assert images is not None
+        return an_image(images, self._vocab)
+
+    def _read(self, prompt: PromptInput, cut: int) -> Any:
+        """The logits of a prompt in two forwards."""
+        self._open()
+        self._engine.ask("prompt", sequence=0, prompt=prompt)
+        both = self._forward(prompt.tokens[:cut]), self._forward(prompt.tokens[cut:])
+        return np.concatenate([said.logits for said in both])
+
+    def prompt(self) -> None:
+        prompt = self._image
+        self._read(prompt, len(prompt.tokens) - 3)
+        self._forward((1,))
+
+    def pictures(self) -> None:
+        prompt = self._image
+        one, other = (self._read(each, 1)[-1] for each in (prompt, another_picture(prompt)))
+        if np.array_equal(one, other):
+            raise _Wrong("they are the same: it does not look")
+
+    def cache_free_of_prompts(self) -> None:
+        prompt = self._image
+        tokens = np.array(prompt.tokens)
+        count = len(tokens)
+        ask: dict[str, Any] = {"tokens": tokens, "positions": np.arange(count), "visible": np.tri(count, dtype=bool)}
+        images = self._engine.description.images
+        assert images is not None
+        ask |= {"places": places_of(images, count), "prompt_of": np.zeros(count, int), "prompts": (prompt,)}
+        said = self._engine.ask("cache_free_of_prompts", **ask)[0]
+        self._whole(said, count)
+        if np.abs(said.logits - self._read(prompt, 1)).max() > 1e-2 * (float(said.logits.std()) or 1.0):
+            raise _Wrong("far from those of forwards with a fresh cache")
+
     def cache_free(self) -> None:
         count = len(TOKENS)
         ask = {"tokens": np.array(TOKENS), "positions": np.arange(count), "visible": np.tri(count, dtype=bool)}
@@ -251,41 +292,3 @@ class _Asker:
         self._open()
         if np.abs(said.logits - self._forward().logits).max() > 1e-2 * (float(said.logits.std()) or 1.0):
             raise _Wrong("far from those of a forward with a fresh cache")
-
-
-def _from_outside(command: str, limit: float, policy: str) -> Iterator[tuple[str, str]]:
-    """(name, what is wrong or nothing) of the checks that say what no harness would."""
-    open_one = {"do": "open", "owners": ["pool"], "policy": policy, "attention": False, "arguments": False}
-    requests: tuple[tuple[str, bytes], ...] = (
-        ("a version that there is not is refused", line_of({"id": 1, "do": "hello", "protocol": VERSION + 1000})),
-        ("a message that there is not is refused", line_of({"id": 2, "do": "fly"})),
-        ("a line that is no JSON is refused", b"fly"),
-        ("an operation without a session is refused", line_of({"id": 4, "do": "tell"})),
-        ("a token outside of the vocabulary is refused", _forward_of(5, [2**31])),
-        ("a sequence that there is not is refused", _forward_of(6, [1], sequence=99)),
-        ("a field that is missing is refused", line_of({"id": 7, "do": "forward", "sequence": 0})),
-    )
-    worker = WorkerProcess(command, limit)
-    try:
-        for number, (name, request) in enumerate(requests, 1):
-            if number == 5:
-                worker.exchange(line_of({"id": 0, **open_one}))
-            try:
-                answer = message_of(worker.exchange(request))
-            except (CodecError, WorkerError) as error:
-                yield name, str(error)
-                return
-            wrong = "" if isinstance(answer.get("bad_request"), str) else "the answer has no text 'bad_request'"
-            if request != b"fly" and answer["id"] != number:
-                wrong = f"the answer has the id {answer['id']}, asked was {number}"
-            yield name, wrong
-        started = time.monotonic()
-        worker.stop(LEAVES_IN)
-        late = time.monotonic() - started > LEAVES_IN - 0.5
-        yield "it ends when its input ends", f"not within {LEAVES_IN:g} s" if late else ""
-    finally:
-        worker.stop()
-
-
-def _forward_of(number: int, tokens: list[int], sequence: int = 0) -> bytes:
-    return line_of({"id": number, "do": "forward", "sequence": sequence, "tokens": encode(tokens)})

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from harness.wire.codec import CodecError, decode, encode
 from harness.wire.process import BadAnswer, WorkerError, WorkerProcess
+from harness.wire.prompts import wrong_format
 from harness.wire.protocol import CAPABILITIES, MESSAGES, VERSION, Description, TellingAnswer, line_of, message_of
 
 _SECONDS_TO_LEAVE = 1.0
@@ -102,6 +103,10 @@ def _checked(said: Description) -> Description:
         raise BadAnswer("the engine has no attention layer, no family, no policy or fewer than two tokens")
     if ("counterpart" in said.capabilities) != (set(said.policies) == {"live", "offset"}):
         raise BadAnswer("the engine has the capability 'counterpart' without both policies, or both without it")
+    if ("images" in said.capabilities) != (said.images is not None):
+        raise BadAnswer("the engine has the capability 'images' without that field, or the field without it")
+    if said.images is not None and (wrong := wrong_format(said.images, said.vocab_size)):
+        raise BadAnswer(f"the engine's images: {wrong}")
     windows, rules = said.windows or (None,) * layers, said.rules or (None,) * layers
     return dataclasses.replace(said, windows=windows, rules=rules)
 

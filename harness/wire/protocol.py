@@ -20,6 +20,8 @@ from harness.target import (
     CacheMemory,
     CacheRows,
     CopyObservation,
+    ImageFormat,
+    PromptInput,
     RemovalObservation,
 )
 from harness.wire.codec import CodecError
@@ -27,8 +29,8 @@ from harness.wire.codec import CodecError
 VERSION = 1
 Policy = Literal["live", "offset"]
 
-#: Images and witnesses of the harness stay in its process; quantising in mid-program is not asked over the wire.
-_NOT_OVER_THE_WIRE = (Capability.IMAGES, Capability.WITNESS, Capability.QUANTISE, Capability.INT8)
+#: Witnesses of the harness stay in its process; quantising in mid-program is not asked over the wire.
+_NOT_OVER_THE_WIRE = (Capability.WITNESS, Capability.QUANTISE, Capability.INT8)
 #: What a worker may say that it can, by its name on the wire.
 CAPABILITIES = {each.name.lower(): each for each in Capability if each not in _NOT_OVER_THE_WIRE}
 
@@ -37,8 +39,8 @@ CAPABILITIES = {each.name.lower(): each for each in Capability if each not in _N
 class Description:
     """The answer to ``hello``. ``attention_layers``, ``windows``, ``rules``: as in ``harness.target.Target``; ``[]``
     for windows or rules: none anywhere. ``policies``: the mask policies that it can open a session with; ``storage``:
-    what its caches hold, ``rows``, ``int8`` or another word; ``dtype``: what it computes in; ``version``: of the
-    engine, to read."""
+    what its caches hold, ``rows``, ``int8`` or another word; ``version``: of the engine, to read; ``images``: how it
+    wants them, with the capability of that name and only then."""
 
     protocol: int
     family: str
@@ -52,6 +54,7 @@ class Description:
     storage: str = "rows"
     device: str = "its own process"
     version: str = ""
+    images: ImageFormat | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ MESSAGES: dict[str, tuple[dict[str, Any], Any, Capability | None]] = {
         NoAnswer,
         None,
     ),
+    "prompt": ({"sequence": int, "prompt": PromptInput}, NoAnswer, Capability.IMAGES),
     "forward": ({"sequence": int, "tokens": tuple[int, ...]}, ForwardAnswer, None),
     "trim_front": ({"sequence": int, "n": int, "keep": int}, RemovalObservation, Capability.FRONT_TRIM),
     "rollback": ({"sequence": int, "n": int}, RemovalObservation, Capability.ROLLBACK),
@@ -133,6 +137,18 @@ MESSAGES: dict[str, tuple[dict[str, Any], Any, Capability | None]] = {
         {"tokens": np.ndarray, "positions": np.ndarray, "visible": np.ndarray},
         CacheFreeAnswer,
         Capability.CACHE_FREE,
+    ),
+    "cache_free_of_prompts": (
+        {
+            "tokens": np.ndarray,
+            "positions": np.ndarray,
+            "visible": np.ndarray,
+            "places": np.ndarray,
+            "prompt_of": np.ndarray,
+            "prompts": tuple[PromptInput, ...],
+        },
+        CacheFreeAnswer,
+        Capability.IMAGES,
     ),
 }
 

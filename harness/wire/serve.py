@@ -16,9 +16,10 @@ import numpy as np
 from harness.capability import Capability
 from harness.operations import EnforceMaxKvSize, OperationError
 from harness.oracle import History
-from harness.target import ForwardObservation, Session, Target
+from harness.target import ForwardObservation, PromptInput, Session, Target
 from harness.wire.codec import CodecError, decode, encode
 from harness.wire.process import FOLDER
+from harness.wire.prompts import wrong_with
 from harness.wire.protocol import (
     CAPABILITIES,
     MESSAGES,
@@ -50,6 +51,7 @@ class Server:
         self._target = target
         self._session: Session | None = None
         self._sequences = 0
+        self._prompts: dict[int, PromptInput] = {}  # of sequences whose next forward reads one
 
     def answer(self, line: bytes) -> bytes:
         """The line that answers a line."""
@@ -74,7 +76,12 @@ class Server:
         if needed is not None and needed not in self._target.capabilities:
             raise BadRequest(f"{do!r} needs the capability {needed.name.lower()!r}")
         given = {name: decode(kind, request[name], f"{do}.{name}") for name, kind in fields.items()}
-        own: dict[str, Callable[..., Any]] = {"hello": self._hello, "open": self._open, "cache_free": self._cache_free}
+        own: dict[str, Callable[..., Any]] = {
+            "hello": self._hello,
+            "open": self._open,
+            "cache_free": self._cache_free,
+            "cache_free_of_prompts": self._cache_free_of_prompts,
+        }
         said = own[do](**given) if do in own else self._operation(do, given)
         body: dict[str, Any] = encode(said)
         return body | ({"told": encode(self._told())} if tell or do == "tell" else {})
@@ -96,6 +103,7 @@ class Server:
             policies=tuple(self._targets),
             storage=target.identity.storage,
             version=self._version,
+            images=target.images,
         )
 
     def _open(self, owners: Any, policy: Policy, attention: bool, arguments: bool) -> NoAnswer:
@@ -104,6 +112,7 @@ class Server:
         if not owners:
             raise BadRequest("a session has at least one sequence")
         self._session, self._sequences = self._targets[policy].open(owners), len(owners)
+        self._prompts = {}
         if attention:
             self._session.tell_attention()
         if arguments:
@@ -122,15 +131,34 @@ class Server:
                 raise BadRequest(f"tokens must be at least one, each from 0 to {self._target.vocab_size - 1}")
         if do == "tell":
             return NoAnswer()
+        if do == "prompt":
+            return self._hear(given["sequence"], given["prompt"])
+        if do == "forward":
+            return _without_tokens(session.forward(given["sequence"], given["tokens"], self._prompt_of(**given)))
         if do == "enforce":
             try:
                 return session.enforce(EnforceMaxKvSize(**given))
             except OperationError as error:
                 raise BadRequest(str(error)) from error
         seen = getattr(session, do)(*given.values())
-        if do == "forward":
-            return _without_tokens(seen)
         return BatchAnswer(tuple(map(_without_tokens, seen))) if do == "forward_batch" else seen
+
+    def _hear(self, sequence: int, prompt: PromptInput) -> NoAnswer:
+        if wrong := self._wrong(prompt):
+            raise BadRequest(f"the prompt: {wrong}")
+        self._prompts[sequence] = prompt
+        return NoAnswer()
+
+    def _wrong(self, prompt: PromptInput) -> str | None:
+        images = self._target.images
+        return "no images are read here" if images is None else wrong_with(prompt, images, self._target.vocab_size)
+
+    def _prompt_of(self, sequence: int, tokens: tuple[int, ...]) -> PromptInput | None:
+        """The one that a forward of these tokens begins to read, or reads with what comes behind it."""
+        prompt = self._prompts.pop(sequence, None)
+        if prompt is not None and tokens[: len(prompt.tokens)] != prompt.tokens[: len(tokens)]:
+            raise BadRequest("the tokens of a forward behind a prompt are the first of the prompt")
+        return prompt
 
     @property
     def _opened(self) -> Session:
@@ -151,12 +179,22 @@ class Server:
         )
 
     def _cache_free(self, tokens: Any, positions: Any, visible: Any) -> CacheFreeAnswer:
-        count = len(tokens)
-        if tokens.shape != (count,) or positions.shape != (count,) or visible.shape != (count, count) or not count:
-            raise BadRequest("cache_free takes tokens [S], positions [S] and visible [S, S]")
+        text = np.full(tokens.shape, -1)
+        return self._cache_free_of_prompts(tokens, positions, visible, np.stack([positions] * 3), text, ())
+
+    def _cache_free_of_prompts(
+        self, tokens: Any, positions: Any, visible: Any, places: Any, prompt_of: Any, prompts: tuple[PromptInput, ...]
+    ) -> CacheFreeAnswer:
+        count = tokens.size
+        one, two, three = (count,), (count, count), (3, count)
+        if (tokens.shape, positions.shape, prompt_of.shape) != (one,) * 3 or visible.shape != two or not count:
+            raise BadRequest("a forward without a cache takes tokens [S], positions [S] and visible [S, S]")
+        if places.shape != three or not ((prompt_of >= -1) & (prompt_of < len(prompts))).all():
+            raise BadRequest("places are [3, S], and prompt_of [S] numbers of prompts, -1 for none")
+        if wrong := next(filter(None, map(self._wrong, prompts)), None):
+            raise BadRequest(f"a prompt: {wrong}")
         storages = np.full(count, self._target.row_storage)
-        places, text = np.stack([positions] * 3), np.full(count, -1)
-        history = History(tokens, positions, places, visible, (), text, storages, np.arange(count))
+        history = History(tokens, positions, places, visible, prompts, prompt_of, storages, np.arange(count))
         try:
             said = self._target.cache_free(history)
         except Exception as failure:  # as in a session: what a model raises is an observation

@@ -23,11 +23,11 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m harness.wire.worker NAME", file=sys.stderr)
         return 2
     try:
-        target = resolve(arguments[0], Asked()).targets[0]
+        subject = resolve(arguments[0], Asked())
     except TargetError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    serve(target, f"kv-harness {__version__}")
+    serve(subject.targets[0], f"kv-harness {__version__}, {subject.device}")  # which names a library with its release
     return 0
 
 

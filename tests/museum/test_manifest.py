@@ -20,7 +20,7 @@ from harness.commands import museum as command
 from harness.commands.museum import Seen, Visit
 from harness.museum import Exhibit, ManifestError, Other, exhibits
 from harness.museum.environments import MARK, STAMP, NoEnvironment, environment
-from harness.targets.mlx_lm_catalogue import FAMILIES
+from harness.targets import mlx_lm_catalogue, mlx_vlm_models
 from properties import BY_ID
 
 EXHIBITS = exhibits()
@@ -50,13 +50,16 @@ def visit(version: str, *found: Seen, shown: frozenset[str] = SHOWN) -> Visit:
 @pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda one: one.name)
 def test_an_entry_names_what_there_is(exhibit: Exhibit) -> None:
     assert {*exhibit.expected, *exhibit.known} <= set(BY_ID)
-    assert set(exhibit.families) <= set(FAMILIES)
+    model_types = {family.partition("+")[0] for family in exhibit.families}
+    assert model_types <= set({"mlx_lm": mlx_lm_catalogue, "mlx_vlm": mlx_vlm_models}[exhibit.kind].FAMILIES)
+    paths = {family.partition("+")[2] for family in exhibit.families}
+    assert paths <= ({"", "images"} if exhibit.kind == "mlx_vlm" else {""})
     repository, _, number = exhibit.report.partition("#")
     assert repository.count("/") == 1 and number.isdigit()
     versions = [tuple(map(int, version.split("."))) for version in (*exhibit.buggy, exhibit.fixed)]
     assert versions == sorted(set(versions)), "old ones first, and the mended one behind them"
     assert any("==" in one for one in exhibit.beside), "what is installed beside a release is pinned"
-    assert exhibit.requirements("1.2")[0] == f"{exhibit.package}==1.2"
+    assert sum(f"{exhibit.package}==1.2" in arguments for arguments in exhibit.installs("1.2")) == 1
 
 
 @pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda one: one.name)
@@ -92,6 +95,7 @@ def test_a_manifest_that_is_whole_is_read(tmp_path: Path) -> None:
         ('buggy = ["1"]', "buggy = []", r"bug: the field buggy is \[\]"),
         ('fixed = "2"', "fixed = 2", "bug: the field fixed is 2"),
         ('checked = "y"', "others = [{properties = ['p']}]\nchecked = 'y'", "bug: the field others"),
+        ('says = "x"', 'says = "x"\nbare = "no"', "bug: the field bare is 'no'"),
         ("[bug]", "[bug", "m.toml: "),
         ("[bug]", "bug = 1\n[other]", "bug: it is no table"),
     ],
@@ -125,6 +129,12 @@ def test_no_manifest_is_an_error_too(tmp_path: Path) -> None:
 )
 def test_a_verdict_is_what_was_found(seen: Visit, good: bool, verdict: str) -> None:
     assert (seen.good, seen.verdict) == (good, verdict)
+
+
+def test_a_bare_release_is_installed_last_and_without_what_it_asks_for() -> None:
+    bare = dataclasses.replace(BUG, bare=True)
+    assert BUG.installs("1.0") == (("mlx-lm==1.0", "mlx"),)
+    assert bare.installs("1.0") == (("mlx",), ("--no-deps", "mlx-lm==1.0"))
 
 
 def _faked(monkeypatch: pytest.MonkeyPatch, *seen: Visit) -> None:
@@ -188,7 +198,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(
 def test_a_folder_of_others_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(NoEnvironment, match="it holds what is not ours"):
-        environment(tmp_path, ["mlx-lm==1"])
+        environment(tmp_path, [["mlx-lm==1"]])
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
@@ -197,7 +207,7 @@ def test_an_install_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "no-index"))
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     with pytest.raises(NoEnvironment, match=r"cannot install mlx-lm==0\.0\.0: ERROR: No matching") as error:
-        environment(tmp_path / "venv", ["mlx-lm==0.0.0"])
+        environment(tmp_path / "venv", [["mlx-lm==0.0.0"]])
     assert "\n" not in str(error.value)
     assert (tmp_path / "venv" / MARK).is_file() and not (tmp_path / "venv" / STAMP).exists()
 
@@ -213,13 +223,13 @@ def test_an_environment_is_made_once_and_reaches_this_checkout(monkeypatch: pyte
 
     monkeypatch.setattr(harness.museum.environments, "_run", run)
     folder = tmp_path / "one"
-    python = environment(folder, ["a==1", "b"])
+    python = environment(folder, [["a==1", "b"]])
     assert python == folder / "bin" / "python" and made == ["make an environment", "install a==1"]
-    assert environment(folder, ["a==1", "b"]) == python and len(made) == 2
+    assert environment(folder, [["a==1", "b"]]) == python and len(made) == 2
     (added,) = folder.rglob("*.pth")
     assert (Path(added.read_text().strip()) / "harness" / "wire" / "worker.py").is_file()
-    environment(folder, ["a==2", "b"])  # other requirements
+    environment(folder, [["a==2", "b"]])  # other requirements
     assert len(made) == 4
     (folder / STAMP).unlink()  # an install that was interrupted
-    environment(folder, ["a==2", "b"])
+    environment(folder, [["a==2", "b"]])
     assert len(made) == 6

@@ -17,7 +17,7 @@ import pytest
 import harness.wire
 from harness.cli import main
 from harness.rules import CacheRule
-from harness.target import AttentionCall, CacheRows, PositionCall, RemovalObservation
+from harness.target import AttentionCall, CacheRows, ImageFormat, PositionCall, PromptInput, RemovalObservation
 from harness.targets.naming import Asked, resolve
 from harness.wire.check import checks
 from harness.wire.codec import DTYPES, CodecError, decode, encode
@@ -48,8 +48,10 @@ def test_every_capability_is_on_the_page_and_no_other() -> None:
     assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == sorted(CAPABILITIES)
 
 
-@pytest.mark.parametrize("kind", [Description, ForwardAnswer, AttentionCall, TellingAnswer, RemovalObservation])
-def test_every_field_of_an_answer_is_on_the_page(kind: Any) -> None:
+@pytest.mark.parametrize(
+    "kind", [Description, ForwardAnswer, AttentionCall, TellingAnswer, RemovalObservation, ImageFormat, PromptInput]
+)
+def test_every_field_of_what_is_sent_is_on_the_page(kind: Any) -> None:
     assert [field.name for field in dataclasses.fields(kind) if f"`{field.name}`" not in PAGE] == []
 
 
@@ -130,10 +132,11 @@ def test_a_worker_refuses_in_words_and_goes_on() -> None:
 
 
 def test_the_example_and_our_worker_pass_the_check(toy: str) -> None:
-    for command, declared in ((toy, 18), (f"{WORKER} reference:qwen3_vl", 32)):
+    ours = f"{WORKER} reference:qwen3_vl"
+    for command, declared in ((toy, 18), (ours, 32), (f"{ours}+images", 35)):
         found = list(checks(command, 60))
         assert [check for check in found if check.verdict == "FAIL"] == []
-        assert sum(check.verdict == "ok" for check in found) == declared and len(found) == 32
+        assert sum(check.verdict == "ok" for check in found) == declared and len(found) == 35
 
 
 @pytest.mark.parametrize("change", [("float32", "float16"), ('"key_len": len(held)', '"key_len": 1'), ("VOCAB)", "3)")])
@@ -148,7 +151,7 @@ def test_the_command_prints_a_line_for_every_check(toy: str, capsys: pytest.Capt
     assert main(["wire-check", toy]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert (
-        len(lines) == 33 and lines[0].startswith("ok    hello: toy") and lines[-1] == "the worker speaks the protocol"
+        len(lines) == 36 and lines[0].startswith("ok    hello: toy") and lines[-1] == "the worker speaks the protocol"
     )
     assert main(["wire-check", "false"]) == 2
     assert "exited with code 1" in capsys.readouterr().err
