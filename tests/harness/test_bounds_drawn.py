@@ -96,7 +96,7 @@ def test_rows_become_affine_in_mid_sequence(family: str, path: str) -> None:
     assert met["affine"] >= cover.programs / 12, met
     narrow = next(target for target in everything if target.storage == "rows" and not takes_affine(target))
     met, cover = drawn((narrow,), 40, words)
-    assert met["int8"] >= 2 and met["refused"] >= 2, met
+    assert met["int8"] and met["refused"], met
 
 
 @pytest.mark.parametrize(("family", "path"), RUNS)
