@@ -72,6 +72,7 @@ def _act(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> int:
     except ImportError as error:
         raise UsageError(f"MLX cannot be loaded ({error}); on Linux install 'mlx[cpu]', on macOS 'mlx'") from error
     from harness.validation import run as validation
+    from harness.validation.record import Validation
 
     try:
         if arguments.device is not None:
@@ -92,7 +93,7 @@ def _act(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> int:
         estimate = validation.estimate(engine.needs, plan, engine.vocab_size, engine.compared)
         _check_memory(estimate, arguments.memory, checkpoints.free_bytes())
         _say(f"{engine.title}: {engine.family}; reading the fingerprint of {engine.files.weights.bytes:,} bytes")
-        wanted = validation.Validation(engine, plan, sides, arguments.out, _command(arguments), estimate)
+        wanted = Validation(engine, plan, sides, arguments.out, _command(arguments), estimate)
         record = validation.run(wanted, _say)
     except KeyboardInterrupt:
         _say("interrupted; there is no report, and the same command goes on behind the programs that are finished")

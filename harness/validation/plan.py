@@ -114,6 +114,12 @@ class Planned:
         return sum(map(tokens_of, self.program.operations))
 
     @property
+    def forwards(self) -> int:
+        """In all."""
+        operations = self.program.operations
+        return sum(tokens_of(each) if isinstance(each, Decode) else bool(tokens_of(each)) for each in operations)
+
+    @property
     def rows_told(self) -> int:
         """Keys that are copied out of a cache in all: those held, behind every operation."""
         return sum(state.live_len for state in self.states[1:])

@@ -15,7 +15,7 @@ import pytest
 from harness.cli import main
 from harness.reporting.checkpoint import checkpoint_markdown, load_checkpoint_schema
 from harness.validation.plan import Asked
-from harness.validation.run import Validation
+from harness.validation.record import Validation
 from tests.validation.conftest import Synth, Validate
 
 FAMILIES = ("mistral4", "nemotron_nas", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
@@ -56,6 +56,11 @@ def test_the_live_policy_passes_and_the_offset_policy_fails(
     }
     (crash,) = [crash for crash in wrong.record["crashes"] if crash["program"] == "bounded"]
     assert crash["mask_shape"] == [8, 32] and crash["score_shape"][-2:] == [8, 24]
+    for record, side in ((right.record, "control"), (wrong.record, "after")):
+        stopped = [limit for limit in record["limits"] if f" stopped on the {side} side in forward " in limit]
+        names = [planned["name"] for planned in record["plan"]["programs"]]
+        assert [limit.split()[0] for limit in stopped] == names[1:]  # all but the untrimmed one
+        assert "in forward 4 of 8 (operation 7 of 17, Chunk(8)): ValueError: [broadcast" in stopped[0]
 
 
 def test_a_finding_can_be_replayed(

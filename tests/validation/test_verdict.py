@@ -32,6 +32,7 @@ def _result(caught: bool, trimmed: bool = False) -> dict[str, Any]:
         "blind": 0,
         "digests": ["a", "b", "c", "x", "y"] if trimmed else ["a", "b", "c", "d", "e"],
         "greedy": [[1, -1], [2]],
+        "stopped": None,
         "crash": None,
     }
 
