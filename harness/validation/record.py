@@ -16,8 +16,9 @@ from harness.reporting import versions
 from harness.reporting.checkpoint import SCHEMA, SCHEMA_VERSION
 from harness.targets.checkpoint import device_kind
 from harness.validation.engines import Engine
+from harness.validation.judged import A_A
 from harness.validation.plan import BOUNDED, Asked, Plan
-from harness.validation.verdict import A_A, Results, acceptance
+from harness.validation.verdict import Results, acceptance
 
 KINDS = ("json", "md", "html")
 """Of the files of a report."""

@@ -21,7 +21,7 @@ from harness.target import Target
 from harness.terminal import INTERRUPTS
 from harness.validation.engines import Engine, EngineError, reader_of
 from harness.validation.journal import Journal, key_of
-from harness.validation.judged import WATCHED, claimed
+from harness.validation.judged import A_A, claimed, watched
 from harness.validation.limits import limits
 from harness.validation.measuring import measure
 from harness.validation.plan import BOUNDED, UNTRIMMED, Plan
@@ -87,8 +87,7 @@ def run(wanted: Validation, say: Callable[[str], None]) -> dict[str, Any]:
             if not needs_of(planned.program) <= able | {Capability.IMAGES}:  # whether it sees, its plan knows
                 continue
             since = time.monotonic()
-            watched = tuple(prop for name in WATCHED if (prop := properties.BY_ID[name]).needs <= able)
-            chosen = judges if side == "after" else watched
+            chosen = judges if side == "after" else watched(engine.target(policy), compared=side == "before")
             keep = _keep(wanted) if side == "after" else _forget
             tick = _tick(f"{side}/{planned.name}", say)
             result = measure(engine.target(policy, planned.path), planned, chosen, keep, tick)
@@ -102,7 +101,8 @@ def run(wanted: Validation, say: Callable[[str], None]) -> dict[str, Any]:
         other, policy = reader
         planned = next(planned for planned in plan.programs if planned.name == UNTRIMMED)
         say(f"reading the weights with {other.phrase}")
-        journal.add(READER, UNTRIMMED, measure(other.target(policy), planned, (), _forget, _tick(READER, say)))
+        twice = (properties.BY_ID[A_A],)
+        journal.add(READER, UNTRIMMED, measure(other.target(policy), planned, twice, _forget, _tick(READER, say)))
     results: dict[str, dict[str, Any]] = {side: {} for side in (*wanted.sides, *([READER] if engine.own_word else []))}
     for (side, program), result in journal.steps.items():
         results[side][program] = result

@@ -114,6 +114,31 @@ def test_a_target_that_does_not_repeat_itself_is_inconclusive(
     assert seen.row("mask_key_axis_equals_live_keys")["result"] == "PASS"
 
 
+def test_a_before_side_that_does_not_repeat_itself_is_inconclusive(
+    synth: Synth, validate: Validate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, noise = ReferenceSession.forward, np.random.default_rng(0)
+
+    def noisy(session: Any, *arguments: Any, **named: Any) -> ForwardObservation:
+        seen = forward(session, *arguments, **named)
+        if seen.logits is None or session._policy == "live":
+            return seen
+        return dataclasses.replace(seen, logits=seen.logits + noise.normal(0, 1, seen.logits.shape).astype(np.float32))
+
+    monkeypatch.setattr(ReferenceSession, "forward", noisy)
+    seen = validate(synth("nemotron_nas"), "--before", "offset")
+    assert seen.code == 1 and seen.record is not None
+    assert (seen.record["verdict"], seen.record["findings"]) == ("INCONCLUSIVE", [])
+    not_compared = [row["criterion"] for row in seen.record["acceptance"] if row["result"] == "INCONCLUSIVE"]
+    assert not_compared == [
+        "untrimmed_outputs_are_byte_identical",
+        "the before side repeats itself: same_program_same_bytes",
+        "untrimmed logits are those of the before side, byte for byte",
+        "greedy tokens are those of the before side, where both are decided",
+    ]
+    assert seen.row("same_program_same_bytes")["result"] == "PASS"
+
+
 @pytest.mark.parametrize("options", [{}, {"bits": 4}, {"dtype": "float16"}])
 def test_what_is_judged_has_the_weights_of_the_checkpoint(options: dict[str, Any], synth: Synth) -> None:
     folder = synth("nemotron_nas", **options)
