@@ -9,13 +9,17 @@ import argparse
 import contextlib
 import shlex
 import sys
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.commands import UsageError, limit_option, out_option
 from harness.findings import Verdict
 from harness.targets.naming import LIMIT
-from harness.validation.plan import Asked, PlanError, make_plan, why_vacuous
+from harness.validation.plan import Asked, Plan, PlanError, chunks_of, make_plan, shows_nothing
+
+if TYPE_CHECKING:
+    from harness.validation.engines import Engine
 
 FREE = 0.8  # of the free memory is what a validation may take unless somebody says otherwise
 DTYPES = ("float32", "float16", "bfloat16")
@@ -63,7 +67,7 @@ def act(arguments: argparse.Namespace) -> int:
 
 
 def _act(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> int:
-    asked = _asked(arguments)
+    asked, started = _asked(arguments), time.monotonic()
     try:
         from harness import checkpoints
         from harness.targets.device import use_device
@@ -72,7 +76,7 @@ def _act(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> int:
     except ImportError as error:
         raise UsageError(f"MLX cannot be loaded ({error}); on Linux install 'mlx[cpu]', on macOS 'mlx'") from error
     from harness.validation import run as validation
-    from harness.validation.record import Validation
+    from harness.validation.record import Validation, record_of_nothing
 
     try:
         if arguments.device is not None:
@@ -86,13 +90,17 @@ def _act(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> int:
             )
         )
         sides = validation.with_control(arguments.before, arguments.after, engine.policies)
-        if (why := why_vacuous(asked)) is not None:
-            print(f"{Verdict.VACUOUS}  {why}\nno report was written")
+        if (nothing := shows_nothing(asked)) is not None:
+            wanted = Validation(engine, Plan(asked, chunks_of(asked), ()), sides, arguments.out, _command(arguments), 0)
+            _say(_reads(engine))
+            wanted.begin()
+            wanted.write(record_of_nothing(wanted, nothing, time.monotonic() - started))
+            print(f"{Verdict.VACUOUS}  {engine.title}: {nothing}\nreport in {wanted.file('md')}")
             return 1
         plan = make_plan(asked, images=engine.no_images is None)
         estimate = validation.estimate(engine.needs, plan, engine.vocab_size, engine.compared)
         _check_memory(estimate, arguments.memory, checkpoints.free_bytes())
-        _say(f"{engine.title}: {engine.family}; reading the fingerprint of {engine.files.weights.bytes:,} bytes")
+        _say(_reads(engine))
         wanted = Validation(engine, plan, sides, arguments.out, _command(arguments), estimate)
         record = validation.run(wanted, _say)
     except KeyboardInterrupt:
@@ -122,7 +130,7 @@ def _asked(arguments: argparse.Namespace) -> Asked:
         arguments.max_kv_size, arguments.prefill_chunk_size, arguments.tokens, arguments.decode, arguments.seed
     )
     try:
-        why_vacuous(asked)  # refuses what no program can be made of, before anything is opened
+        shows_nothing(asked)  # refuses what no program can be made of, before anything is opened
     except PlanError as error:
         raise UsageError(str(error)) from error
     return asked
@@ -152,6 +160,10 @@ def _command(arguments: argparse.Namespace) -> str:
 
 def _limit(seconds: float) -> list[object]:
     return [] if seconds == LIMIT else ["--limit", f"{seconds:g}"]
+
+
+def _reads(engine: Engine) -> str:
+    return f"{engine.title}: {engine.family}; reading the fingerprint of {engine.files.weights.bytes:,} bytes"
 
 
 def _say(text: str) -> None:

@@ -10,15 +10,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from harness.findings import Verdict
 from harness.judging import Property
 from harness.operations import EnforceMaxKvSize
-from harness.reporting import versions
-from harness.reporting.checkpoint import SCHEMA, SCHEMA_VERSION
+from harness.reporting import check_writable, record_text, versions, write_atomically, write_pages
+from harness.reporting.checkpoint import SCHEMA, SCHEMA_VERSION, checkpoint_markdown
 from harness.targets.checkpoint import device_kind
 from harness.validation.engines import Engine
 from harness.validation.judged import A_A
-from harness.validation.plan import BOUNDED, Asked, Plan
-from harness.validation.verdict import Results, acceptance
+from harness.validation.plan import BOUNDED, Asked, Nothing, Plan, Planned
+from harness.validation.verdict import REACHES, Results, Row, acceptance
 
 KINDS = ("json", "md", "html")
 """Of the files of a report."""
@@ -59,6 +60,18 @@ class Validation:
     def file(self, suffix: str) -> Path:
         return self.stem.with_name(f"{self.stem.name}.{suffix}")
 
+    def begin(self) -> None:
+        """Remove an older report: it must not be taken for this one's, if this one is killed. OSError where none can be
+        written."""
+        check_writable(self.out, [self.stem.relative_to(self.out)], (*KINDS, "partial.jsonl"))
+        for kind in KINDS:
+            self.file(kind).unlink(missing_ok=True)
+
+    def write(self, data: dict[str, Any]) -> None:
+        """The report of this record. OSError."""
+        write_atomically(self.file("json"), record_text(data))
+        write_pages(self.file("json"), checkpoint_markdown(data), data["findings"], self.out)
+
 
 def record_of(
     wanted: Validation,
@@ -68,10 +81,42 @@ def record_of(
     seconds: float,
 ) -> dict[str, Any]:
     """``limits``: what could not be shown; ``results``: of every side."""
+    rows, verdict, reason = acceptance(wanted.plan, wanted.sides, judges, results)
+    return {
+        **_of_the_plan(wanted, verdict, reason, seconds),
+        "acceptance": [row.to_json() for row in rows],
+        "crashes": [
+            {"side": side, "program": name, **result["crash"]}
+            for side, programs in results.items()
+            for name, result in programs.items()
+            if result["crash"] is not None
+        ],
+        "findings": [
+            {"program": name, **found}
+            for name, result in results["after"].items()
+            for found in result["findings"]
+            if found["property"] != A_A
+        ],
+        "limits": list(limits),
+    }
+
+
+def record_of_nothing(wanted: Validation, nothing: Nothing, seconds: float) -> dict[str, Any]:
+    """Of a plan without a program, for none could be decisive."""
+    return {
+        **_of_the_plan(wanted, Verdict.VACUOUS, nothing.why, seconds),
+        "instead": nothing.instead,
+        "acceptance": [Row(REACHES, Verdict.VACUOUS, nothing.why, 0).to_json()],
+        "crashes": [],
+        "findings": [],
+        "limits": ["Anything at all: no weights were loaded, no program was run, no property was judged."],
+    }
+
+
+def _of_the_plan(wanted: Validation, verdict: Verdict, reason: str, seconds: float) -> dict[str, Any]:
+    """What a record says whatever was measured."""
     plan, engine = wanted.plan, wanted.engine
     checkpoint = engine.describe()
-    rows, verdict, reason = acceptance(plan, wanted.sides, judges, results)
-    bounded = next(planned for planned in plan.programs if planned.name == BOUNDED)
     return {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
@@ -92,13 +137,8 @@ def record_of(
         "plan": {
             **{k: v for k, v in dataclasses.asdict(plan.asked).items() if k != "seed"},
             "chunks": [{**dataclasses.asdict(chunk), "decisive": chunk.decisive} for chunk in plan.chunks],
-            "first_decisive": dataclasses.asdict(plan.first_decisive),
-            "trims": sum(
-                before.live_len > after.live_len and isinstance(operation, EnforceMaxKvSize)
-                for operation, before, after in zip(
-                    bounded.program.operations, bounded.states, bounded.states[1:], strict=False
-                )
-            ),
+            "first_decisive": next((dataclasses.asdict(chunk) for chunk in plan.chunks if chunk.decisive), None),
+            "trims": sum(_trims(planned) for planned in plan.programs if planned.name == BOUNDED),
             "programs": [
                 {
                     "name": planned.name,
@@ -110,20 +150,12 @@ def record_of(
                 for planned in plan.programs
             ],
         },
-        "acceptance": [row.to_json() for row in rows],
-        "crashes": [
-            {"side": side, "program": name, **result["crash"]}
-            for side, programs in results.items()
-            for name, result in programs.items()
-            if result["crash"] is not None
-        ],
-        "findings": [
-            {"program": name, **found}
-            for name, result in results["after"].items()
-            for found in result["findings"]
-            if found["property"] != A_A
-        ],
-        "limits": list(limits),
         "command": wanted.command,
         "written": {"at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": round(seconds, 1)},
     }
+
+
+def _trims(planned: Planned) -> int:
+    """How often the bound removed keys."""
+    states = zip(planned.program.operations, planned.states, planned.states[1:], strict=False)
+    return sum(isinstance(one, EnforceMaxKvSize) and before.live_len > after.live_len for one, before, after in states)

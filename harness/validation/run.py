@@ -15,8 +15,7 @@ from harness.checkpoints.memory import Footprint
 from harness.execution import Execution
 from harness.findings import Finding
 from harness.recording import record as record_trace
-from harness.reporting import check_writable, record_text, versions, write_atomically, write_pages
-from harness.reporting.checkpoint import checkpoint_markdown
+from harness.reporting import versions, write_atomically
 from harness.target import Target
 from harness.terminal import INTERRUPTS
 from harness.validation.engines import Engine, EngineError, reader_of
@@ -25,7 +24,7 @@ from harness.validation.judged import A_A, claimed, watched
 from harness.validation.limits import limits
 from harness.validation.measuring import measure
 from harness.validation.plan import BOUNDED, UNTRIMMED, Plan
-from harness.validation.record import KINDS, Validation, record_of
+from harness.validation.record import Validation, record_of
 from harness.validation.verdict import PLANTED, READER
 
 PASSES = 3  # of a program: itself, again, and its untrimmed part under the other policy
@@ -61,9 +60,7 @@ def run(wanted: Validation, say: Callable[[str], None]) -> dict[str, Any]:
     OSError where nothing can be written.
     """
     started = time.monotonic()
-    check_writable(wanted.out, [wanted.stem.relative_to(wanted.out)], (*KINDS, "partial.jsonl"))
-    for kind in KINDS:  # an older report must not be taken for this one's, if this one is killed
-        wanted.file(kind).unlink(missing_ok=True)
+    wanted.begin()
     engine = wanted.engine
     say(f"loading {engine.title} ({wanted.estimate / 1e9:.3g} GB estimated)")
     target = engine.target(wanted.sides["after"])
@@ -109,8 +106,7 @@ def run(wanted: Validation, say: Callable[[str], None]) -> dict[str, Any]:
     data = record_of(
         wanted, judges, (*lacking, *limits(engine, plan, left_out, results)), results, time.monotonic() - started
     )
-    write_atomically(wanted.file("json"), record_text(data))
-    write_pages(wanted.file("json"), checkpoint_markdown(data), data["findings"], wanted.out)
+    wanted.write(data)
     journal.remove()
     return data
 

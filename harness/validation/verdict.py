@@ -17,6 +17,8 @@ from harness.validation.plan import Plan
 
 Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """Side -> name of the program -> what ``measuring.measure`` gave."""
+REACHES = "the prompt gets to a chunk behind a trim"
+"""The first criterion, which the plan alone decides."""
 NO_FIT = "[broadcast_shapes]"
 """What MLX says of a mask that does not fit."""
 PLANTED = "offset"
@@ -90,7 +92,7 @@ def _reaches(plan: Plan) -> Row:
     first = plan.first_decisive
     widths = f"a mask by the offset has {first.offset + first.tokens} keys, attention {first.live_len + first.tokens}"
     decisive = sum(chunk.decisive for chunk in plan.chunks)
-    return Row("the prompt gets to a chunk behind a trim", Verdict.PASS, f"{first}: {widths}", decisive)
+    return Row(REACHES, Verdict.PASS, f"{first}: {widths}", decisive)
 
 
 def _control(plan: Plan, results: Mapping[str, Mapping[str, Any]] | None) -> Row:

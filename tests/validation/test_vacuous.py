@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
+import jsonschema
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from harness.checkpoints import fingerprint, load_model, open_checkpoint, synthesise
+from harness.cli import main
+from harness.reporting.checkpoint import load_checkpoint_schema
 from harness.target import ForwardObservation
 from harness.targets import reference
 from harness.targets.checkpoint import target_of
 from harness.targets.reference_session import ReferenceSession
 from reference_models.engine import masks
 from tests.validation.conftest import Synth, Validate
+
+VALIDATOR = jsonschema.Draft202012Validator(load_checkpoint_schema())
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +46,32 @@ def test_a_plan_that_shows_nothing_is_vacuous_and_loads_nothing(
 
     monkeypatch.setattr("harness.checkpoints.load_model", never)
     seen = validate(synth("qwen2_vl"), *options)
-    assert (seen.code, seen.record) == (1, None)
+    assert seen.code == 1 and seen.record is not None
     assert seen.out.startswith("VACUOUS  ") and seen.out.count("\n") == 2 and words in seen.out
+    VALIDATOR.validate(seen.record)
+    assert seen.record["verdict"] == "VACUOUS" and words in seen.record["verdict_reason"]
+    assert [(row["result"], row["decisive_steps"]) for row in seen.record["acceptance"]] == [("VACUOUS", 0)]
+    assert seen.record["plan"]["first_decisive"] is None and not seen.record["plan"]["programs"]
+    assert seen.record["limits"] == [
+        "Anything at all: no weights were loaded, no program was run, no property was judged."
+    ]
+    instead = seen.record["instead"]
+    assert "ask for --" in instead
+    assert seen.markdown is not None and f"## What to ask for instead\n\n{instead}\n" in seen.markdown
+    report = Path(seen.out.splitlines()[-1].removeprefix("report in "))
+    page = report.with_suffix(".html").read_text()
+    assert report.read_text() == seen.markdown and "What to ask for instead" in page and instead in page
+    index = report.parents[1] / "index.md"
+    assert main(["report", "--out", str(index.parent)]) == 0
+    assert "| VACUOUS " in index.read_text() and report.read_text() == seen.markdown
+
+
+def test_a_report_of_nothing_takes_no_pass(synth: Synth, validate: Validate) -> None:
+    """The schema lets a record be empty only where it says what to ask for instead."""
+    seen = validate(synth("nemotron_nas"), "--tokens", "24")
+    assert seen.record is not None
+    for wrong in (seen.record | {"verdict": "PASS"}, {k: v for k, v in seen.record.items() if k != "instead"}):
+        assert not VALIDATOR.is_valid(wrong)
 
 
 def test_a_folder_that_is_called_after_another_family_is_refused(validate: Validate, tmp_path: Any) -> None:
