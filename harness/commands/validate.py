@@ -17,6 +17,7 @@ from harness.commands import UsageError, limit_option, out_option
 from harness.findings import Verdict
 from harness.targets.naming import LIMIT
 from harness.validation.plan import Asked, Plan, PlanError, chunks_of, make_plan, shows_nothing
+from harness.words import plain
 
 if TYPE_CHECKING:
     from harness.validation.engines import Engine
@@ -95,7 +96,7 @@ def _act(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> int:
             _say(_reads(engine))
             wanted.begin()
             wanted.write(record_of_nothing(wanted, nothing, time.monotonic() - started))
-            print(f"{Verdict.VACUOUS}  {engine.title}: {nothing}\nreport in {wanted.file('md')}")
+            print(f"{Verdict.VACUOUS}  {plain(f'{engine.title}: {nothing}')}\nreport in {wanted.file('md')}")
             return 1
         plan = make_plan(asked, images=engine.no_images is None)
         estimate = validation.estimate(engine.needs, plan, engine.vocab_size, engine.compared)
@@ -112,10 +113,11 @@ def _act(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> int:
         where = error.filename or arguments.out
         raise UsageError(f"cannot write reports: {where}: {error.strerror or error}") from error
     for row in record["acceptance"]:
-        print(f"{row['result']:<13} {row['criterion']} ({row['decisive_steps']:,} decisive): {row['evidence']}")
+        print(plain(f"{row['result']:<13} {row['criterion']} ({row['decisive_steps']:,} decisive): {row['evidence']}"))
     for found in record["findings"]:
         print(f"replay        {found['property']}, {found['program']}: {found['replay']}")
-    print(f"{record['verdict']}  {engine.title}: {record['verdict_reason']}\nreport in {wanted.file('md')}")
+    told = plain(f"{engine.title}: {record['verdict_reason']}")
+    print(f"{record['verdict']}  {told}\nreport in {wanted.file('md')}")
     return 0 if record["verdict"] == Verdict.PASS else 1
 
 
@@ -167,4 +169,4 @@ def _reads(engine: Engine) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"validate: {text}", file=sys.stderr, flush=True)
+    print(f"validate: {plain(text)}", file=sys.stderr, flush=True)

@@ -182,6 +182,23 @@ def test_a_side_is_not_compared_with_itself(synth: Synth, validate: Validate) ->
     assert same.code == 2 and "compares a side with itself" in same.err
 
 
+@pytest.mark.parametrize("options", [(), ("--tokens", "24")], ids=["run", "by plan"])
+def test_a_name_cannot_look_like_a_verdict(
+    options: tuple[str, ...], synth: Synth, validate: Validate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mine\nPASS  yours\r\x1b[2K"
+    shutil.copytree(synth("nemotron_nas"), folder)
+    seen = validate(folder, *options)
+    verdict = "VACUOUS" if options else "PASS"
+    said = seen.out.splitlines()
+    assert said[-2].startswith(f"{verdict}  mine\\nPASS  yours\\r\\x1b[2K: ")
+    assert seen.record is not None and said[-1].startswith("report in ")
+    assert len(said) == (2 if options else 2 + len(seen.record["acceptance"]))
+    assert all(line.startswith("validate: ") for line in seen.err.splitlines()) and "\x1b" not in seen.out + seen.err
+    assert main(["identify", str(folder)]) == 0
+    assert "mine\\nPASS  yours" in capsys.readouterr().out
+
+
 def test_weights_of_zeros_are_vacuous(synth: Synth, validate: Validate, tmp_path: Path) -> None:
     folder = tmp_path / "zeros"
     shutil.copytree(synth("nemotron_nas"), folder)
