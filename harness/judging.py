@@ -60,6 +60,14 @@ class Evidence:
     @cached_property
     def counterpart(self) -> Execution | None:
         """The untrimmed steps again under the other mask policy; None if the target has no counterpart."""
+        return self._under_the_other_policy()
+
+    @cached_property
+    def counterpart_again(self) -> Execution | None:
+        """Once more: its own A/A control, for whoever has found that it differs."""
+        return self._under_the_other_policy()
+
+    def _under_the_other_policy(self) -> Execution | None:
         other = self.run.target.counterpart()
         if other is None:
             return None
@@ -128,7 +136,7 @@ class Evidence:
     def executions(self) -> tuple[Execution, ...]:
         """The run and those comparisons that were really executed (for counting what they cost)."""
         made = [self.run]
-        for name in ("repeat", "counterpart", "unspeculated", "solo"):
+        for name in ("repeat", "counterpart", "counterpart_again", "unspeculated", "solo"):
             other = self.__dict__.get(name)
             if other is not None:
                 made.append(other)

@@ -21,6 +21,7 @@ from harness.progress import check, progress
 from harness.recording import record
 from harness.reporting import (
     check_writable,
+    cut_off,
     family_markdown,
     family_record,
     record_text,
@@ -42,9 +43,6 @@ DATABASE = Path(".hypothesis") / "kv-harness"
 # of attention.
 CONTROL = ("mask_key_axis_equals_live_keys", "every_operation_completes")
 
-
-KINDS = ("json", "md", "html")
-"""Of files of a report; the others are made from the first."""
 NO_CONTROL = "the target has no other mask policy, so that no bug could be planted in it"
 
 
@@ -75,10 +73,14 @@ class Run:
     @property
     def report(self) -> Path:
         """Its report, in the folder of reports, without a suffix."""
+        return self.whole if self.shard is None else Path(SHARDS) / self.whole / self.shard.file_name
+
+    @property
+    def whole(self) -> Path:
+        """The report of all its shards."""
         other = "" if self.policy == "live" else f"@{self.policy}-mask"  # beside that of the right model, not over it
         name = self.stem if self.target is not None else report_name(self.family, self.path)
-        whole = Path("families" if self.target is None else "targets") / f"{name}{other}"
-        return whole if self.shard is None else Path(SHARDS) / whole / self.shard.file_name
+        return Path("families" if self.target is None else "targets") / f"{name}{other}"
 
     @property
     def command(self) -> str:
@@ -102,11 +104,15 @@ def run_families(runs: Sequence[Run], *, strict: bool, jobs: int = 1, history: b
     Raises OSError when the folder cannot be written (before anything is run, if that can be told).
     """
     first = runs[0]
-    check_writable(first.out, [run.report for run in runs], KINDS)
+    check_writable(first.out, [run.report for run in runs], (*cut_off.KINDS, cut_off.SUFFIX))
     print(
         f"kv-harness {versions()['kv-harness']}   profile {first.profile.name}, seed {first.seed}, "
         f"policy {first.policy}, {reference.device()}"
     )
+    for line in cut_off.cut_off(first.out):
+        print(line)
+    files = {run.out / run.report: run.command for run in runs}
+    cut_off.announce(files, first.profile.name, first.seed, first.policy)
     records: dict[int, dict[str, Any]] = {}
     bad = {Verdict.FAIL, Verdict.INCONCLUSIVE} | ({Verdict.VACUOUS} if strict else set())
     code = 0
@@ -163,7 +169,9 @@ def measure(run: Run) -> dict[str, Any] | None:
     with closing(subject_of(run)) as subject:
         shares = shares_of(subject.targets, profile)
         mine = configurations_of(run, subject.targets)
+        cut_off.begin(run.out / run.report, None if run.shard is None else run.out / run.whole)
         if not mine:
+            cut_off.end(run.out / run.report)
             return None
         programs = sum(shares)
         if profile.asked and programs > profile.programs + len(subject.targets):  # that is more than rounding up
@@ -246,6 +254,7 @@ def _write(run: Run, subject: naming.Subject, result: CampaignResult, control: C
     file = run.out / run.report.with_name(f"{run.report.name}.json")
     write_atomically(file, record_text(data))
     write_pages(file, family_markdown(data), data["findings"], run.out)
+    cut_off.end(run.out / run.report)
     return data
 
 

@@ -1,4 +1,4 @@
-"""A configuration in words."""
+"""A configuration in words, and lines that stay lines."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ def in_words(values: Mapping[str, Any], besides: Mapping[str, Any] | None = None
     same = dict(_flat(besides or {}, ""))
     told = [(name, value) for name, value in _flat(values, "") if name not in same or same[name] != value]
     return " ".join(f"{name}={_word(value)}" for name, value in told)
+
+
+def plain(text: str) -> str:
+    """A name, or a trace, may come from anybody: what moves a cursor, or looks like a line of ours, is shown as what it
+    is, on one line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

@@ -12,6 +12,7 @@ from harness.steps import Step
 from harness.target import Capability
 
 UNREPEATED = "the target does not repeat itself (same_program_same_bytes)"
+OTHER_UNREPEATED = "the target does not repeat itself under the other mask policy"
 
 
 def repeats_itself(evidence: Evidence) -> bool:
@@ -50,6 +51,9 @@ class UntrimmedOutputsAreByteIdentical(Property):
         steps = [evidence.run.steps[i] for i in evidence.untrimmed]
         mine, theirs = (run.target.identity.policy for run in (evidence.run, other))
         found = _compare(steps, other, f"the {mine} policy", f"the {theirs} policy", masked_only=True)
+        again = evidence.counterpart_again if found.violation is not None else None
+        if again is not None and _compare(other.steps, again, "", "").violation is not None:
+            return Judgement(inconclusive=OTHER_UNREPEATED)
         return unless_noise(evidence, found)
 
 

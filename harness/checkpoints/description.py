@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.fingerprint import Fingerprint
+from harness.words import plain
 from reference_models.quantised import Packing
 from reference_models.registry import OPTIONS, limits
 
@@ -77,7 +78,7 @@ def describe(checkpoint: Checkpoint, digests: Fingerprint) -> str:
     kinds = ", ".join(f"{dtype} x {count}" for dtype, count in checkpoint.dtypes.items())
     weights = checkpoint.weights
     rows = [
-        ("checkpoint", checkpoint.name),
+        ("checkpoint", plain(checkpoint.name)),
         ("family", checkpoint.family),
         ("variant", variant(checkpoint)),
         ("quantisation", quantisation(checkpoint) or "none"),

@@ -38,6 +38,7 @@ def register(commands: Any) -> None:
 def _report(arguments: argparse.Namespace) -> int:
     from harness.reporting import history as past
     from harness.reporting import html_page, record_text, write_atomically, write_pages
+    from harness.reporting.cut_off import cut_off
     from harness.reporting.grids import over_time
     from harness.reporting.history import FILE, OVER_TIME, HistoryError, checkpoints_table, index_markdown
     from harness.reporting.issue import issue_markdown
@@ -78,6 +79,9 @@ def _report(arguments: argparse.Namespace) -> int:
             text += f"\n## Checkpoints\n\n{those}\n"
         if matrix is not None:
             text += f"\n## Planted bugs\n\n{escape(matrix['summary']['text'])}: faults/kill-matrix.md\n"
+        cut = [line for folder in dict.fromkeys((out, *arguments.merge)) for line in cut_off(folder)]
+        if cut:
+            text += "\n## Cut off\n\n" + "".join(f"- {escape(line)}\n" for line in cut)
         told = past.by_target(history)
         text += f"\n{past.properties_over_time(history)}" if told else ""
         grids = [grid for target, runs in told.items() if (grid := over_time(target, runs)) is not None]

@@ -68,6 +68,7 @@ def register(commands: Any, device_option: Callable[[argparse.ArgumentParser], N
 
 def act(arguments: argparse.Namespace) -> int:
     """Draw, judge and report; returns the exit code. UsageError for what cannot be used."""
+    from harness.reporting.cut_off import forget
     from harness.runner import Run, run_families
     from harness.targets.naming import TargetError
 
@@ -94,6 +95,7 @@ def act(arguments: argparse.Namespace) -> int:
         strict = profile.name != "smoke" if arguments.strict is None else arguments.strict
         return run_families(runs, strict=strict, jobs=arguments.jobs, history=arguments.history)
     except TargetError as error:
+        forget([run.out / run.report for run in runs])
         raise UsageError(str(error)) from error
     except OSError as error:
         where = error.filename or arguments.out

@@ -9,13 +9,18 @@ import argparse
 import contextlib
 import shlex
 import sys
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.commands import UsageError, limit_option, out_option
 from harness.findings import Verdict
 from harness.targets.naming import LIMIT
-from harness.validation.plan import Asked, PlanError, make_plan, why_vacuous
+from harness.validation.plan import Asked, Plan, PlanError, chunks_of, make_plan, shows_nothing
+from harness.words import plain
+
+if TYPE_CHECKING:
+    from harness.validation.engines import Engine
 
 FREE = 0.8  # of the free memory is what a validation may take unless somebody says otherwise
 DTYPES = ("float32", "float16", "bfloat16")
@@ -63,7 +68,7 @@ def act(arguments: argparse.Namespace) -> int:
 
 
 def _act(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> int:
-    asked = _asked(arguments)
+    asked, started = _asked(arguments), time.monotonic()
     try:
         from harness import checkpoints
         from harness.targets.device import use_device
@@ -72,6 +77,7 @@ def _act(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> int:
     except ImportError as error:
         raise UsageError(f"MLX cannot be loaded ({error}); on Linux install 'mlx[cpu]', on macOS 'mlx'") from error
     from harness.validation import run as validation
+    from harness.validation.record import Validation, record_of_nothing
 
     try:
         if arguments.device is not None:
@@ -85,14 +91,18 @@ def _act(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> int:
             )
         )
         sides = validation.with_control(arguments.before, arguments.after, engine.policies)
-        if (why := why_vacuous(asked)) is not None:
-            print(f"{Verdict.VACUOUS}  {why}\nno report was written")
+        if (nothing := shows_nothing(asked)) is not None:
+            wanted = Validation(engine, Plan(asked, chunks_of(asked), ()), sides, arguments.out, _command(arguments), 0)
+            _say(_reads(engine))
+            wanted.begin()
+            wanted.write(record_of_nothing(wanted, nothing, time.monotonic() - started))
+            print(f"{Verdict.VACUOUS}  {plain(f'{engine.title}: {nothing}')}\nreport in {wanted.file('md')}")
             return 1
         plan = make_plan(asked, images=engine.no_images is None)
         estimate = validation.estimate(engine.needs, plan, engine.vocab_size, engine.compared)
         _check_memory(estimate, arguments.memory, checkpoints.free_bytes())
-        _say(f"{engine.title}: {engine.family}; reading the fingerprint of {engine.files.weights.bytes:,} bytes")
-        wanted = validation.Validation(engine, plan, sides, arguments.out, _command(arguments), estimate)
+        _say(_reads(engine))
+        wanted = Validation(engine, plan, sides, arguments.out, _command(arguments), estimate)
         record = validation.run(wanted, _say)
     except KeyboardInterrupt:
         _say("interrupted; there is no report, and the same command goes on behind the programs that are finished")
@@ -103,10 +113,11 @@ def _act(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> int:
         where = error.filename or arguments.out
         raise UsageError(f"cannot write reports: {where}: {error.strerror or error}") from error
     for row in record["acceptance"]:
-        print(f"{row['result']:<13} {row['criterion']} ({row['decisive_steps']:,} decisive): {row['evidence']}")
+        print(plain(f"{row['result']:<13} {row['criterion']} ({row['decisive_steps']:,} decisive): {row['evidence']}"))
     for found in record["findings"]:
         print(f"replay        {found['property']}, {found['program']}: {found['replay']}")
-    print(f"{record['verdict']}  {engine.title}: {record['verdict_reason']}\nreport in {wanted.file('md')}")
+    told = plain(f"{engine.title}: {record['verdict_reason']}")
+    print(f"{record['verdict']}  {told}\nreport in {wanted.file('md')}")
     return 0 if record["verdict"] == Verdict.PASS else 1
 
 
@@ -121,7 +132,7 @@ def _asked(arguments: argparse.Namespace) -> Asked:
         arguments.max_kv_size, arguments.prefill_chunk_size, arguments.tokens, arguments.decode, arguments.seed
     )
     try:
-        why_vacuous(asked)  # refuses what no program can be made of, before anything is opened
+        shows_nothing(asked)  # refuses what no program can be made of, before anything is opened
     except PlanError as error:
         raise UsageError(str(error)) from error
     return asked
@@ -153,5 +164,9 @@ def _limit(seconds: float) -> list[object]:
     return [] if seconds == LIMIT else ["--limit", f"{seconds:g}"]
 
 
+def _reads(engine: Engine) -> str:
+    return f"{engine.title}: {engine.family}; reading the fingerprint of {engine.files.weights.bytes:,} bytes"
+
+
 def _say(text: str) -> None:
-    print(f"validate: {text}", file=sys.stderr, flush=True)
+    print(f"validate: {plain(text)}", file=sys.stderr, flush=True)

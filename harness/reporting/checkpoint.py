@@ -31,6 +31,7 @@ def checkpoint_markdown(record: Record) -> str:
     sections = (
         f"# Checkpoint report: {escape(record['checkpoint']['name'])}",
         f"**{escape(record['verdict'])}**: {escape(record['verdict_reason'])}",
+        *(("## What to ask for instead", escape(record["instead"])) if "instead" in record else ()),
         "## What was checked against what",
         _what(record),
         table(
@@ -52,7 +53,8 @@ def checkpoint_markdown(record: Record) -> str:
         "\n".join(
             f"- {escape(one['name'])}: {escape(one['phrase'])}: {escape(one['program_text'])}"
             for one in record["plan"]["programs"]
-        ),
+        )
+        or "No program was run.",
         "## Acceptance",
         table(
             ("criterion", "result", "evidence", "decisive steps"),
@@ -94,8 +96,8 @@ def _what(record: Record) -> str:
         ("N, --tokens", plan["tokens"]),
         ("K, --decode", plan["decode"]),
         ("trims of the bounded program", plan["trims"]),
-        ("first decisive chunk", f"{first['number']} of {len(plan['chunks'])}"),
-        ("estimated memory", f"{record['memory_estimate']:,} bytes"),
+        ("first decisive chunk", f"{'none' if first is None else first['number']} of {len(plan['chunks'])}"),
+        ("estimated memory", f"{record['memory_estimate']:,} bytes" if plan["programs"] else "nothing was loaded"),
         ("written", f"{record['written']['at']}, after {record['written']['seconds']:,} s"),
     ]
     return table(("what", "against what"), rows)

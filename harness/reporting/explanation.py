@@ -27,6 +27,7 @@ from harness.operations import (
 )
 from harness.reporting.text import count
 from harness.trace import Trace, TraceError
+from harness.words import plain
 
 _MOST = 32
 """Keys that are drawn one by one; of more, the numbers say enough."""
@@ -39,14 +40,9 @@ def explanation(trace: Trace, sentences: dict[str, str], replay: str) -> str:
     """
     try:
         lines = [*_found(trace, sentences), "", *_walk(trace), "", f"Run it again: {replay}"]
-        return "\n".join(map(_plain, lines))
+        return "\n".join(map(plain, lines))
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         raise TraceError(f"its steps cannot be read ({type(error).__name__}: {error})") from error
-
-
-def _plain(line: str) -> str:
-    """A trace may come from anybody: what moves a cursor, or looks like a line of ours, is shown as what it is."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def _found(trace: Trace, sentences: dict[str, str]) -> Iterator[str]:

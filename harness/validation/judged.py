@@ -12,7 +12,9 @@ CHECKPOINT = "checkpoint"
 CONTROL = "mask_key_axis_equals_live_keys"
 """What the offset mask policy must break behind every trim."""
 COMPLETES = "every_operation_completes"
-WATCHED = (CONTROL, "mask_shows_exactly_the_visible_set", COMPLETES)
+A_A = "same_program_same_bytes"
+"""Without it a comparison of two sides cannot tell a difference from noise."""
+_WATCHED = (CONTROL, "mask_shows_exactly_the_visible_set", COMPLETES)
 """What sides are asked that are not judged: where their masks break."""
 EXACT = (
     CONTROL,
@@ -24,7 +26,7 @@ EXACT = (
     "memory_is_given_back",
     "every_operation_completes",
     "every_forward_gives_finite_logits",
-    "same_program_same_bytes",
+    A_A,
     "operations_are_pure",
     "untrimmed_outputs_are_byte_identical",
 )
@@ -47,6 +49,13 @@ def judgeable(target: Target) -> tuple[Property, ...]:
     if target.identity.kind != CHECKPOINT or Capability.CACHE_FREE in target.capabilities:
         return properties.ALL
     return tuple(prop for prop in properties.ALL if prop.id in EXACT)
+
+
+def watched(target: Target, compared: bool) -> tuple[Property, ...]:
+    """What a side is asked that is not judged. ``compared``: the judged one is compared with it, so that it must
+    repeat itself as well, which costs each of its programs once more."""
+    asked = (properties.BY_ID[name] for name in (*_WATCHED, *([A_A] if compared else [])))
+    return tuple(prop for prop in asked if prop.needs <= target.capabilities)
 
 
 def claimed(target: Target, plan: Plan, compared: bool) -> tuple[tuple[Property, ...], dict[str, str]]:

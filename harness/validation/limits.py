@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from harness.operations import tokens_of
 from harness.validation.engines import Engine
 from harness.validation.judged import CACHE_FREE, WITNESS
-from harness.validation.plan import Plan
+from harness.validation.plan import Plan, Planned
+from harness.validation.verdict import Results
 
 
-def limits(engine: Engine, plan: Plan, left_out: Mapping[str, str]) -> list[str]:
+def limits(engine: Engine, plan: Plan, left_out: Mapping[str, str], results: Results) -> list[str]:
     """Most important first; never empty, for some engine and some device it always was. The engine has been loaded."""
     first, *others = engine.limits()
     said = [
         first,
+        *unfinished(plan, results),
         *(f"{name} was not judged: {why}." for name, why in left_out.items()),
     ]
     if WITNESS in left_out and CACHE_FREE in left_out:
@@ -44,3 +48,26 @@ def limits(engine: Engine, plan: Plan, left_out: Mapping[str, str]) -> list[str]
         f"One device ({engine.device}); others round differently.",
     ]
     return said
+
+
+def unfinished(plan: Plan, results: Results) -> Iterator[str]:
+    """Every program of every side that did not get to its end, how far it got and why; and what ``before`` never ran,
+    for a comparison goes no further than both sides."""
+    for side, programs in results.items():
+        for planned in plan.programs:
+            if planned.name in programs:
+                yield from _cut(side, planned, programs[planned.name])
+            elif side == "before":
+                yield f"{planned.name} was not run on the before side: what that runs on cannot do it."
+
+
+def _cut(side: str, planned: Planned, result: Mapping[str, Any]) -> Iterator[str]:
+    if (stopped := result["stopped"]) is None:
+        return
+    operations, number = planned.program.operations, stopped["operation"]
+    where = "in" if tokens_of(operations[number - 1]) else "behind"
+    why = stopped["why"].rstrip(".")
+    yield (
+        f"{planned.name} stopped on the {side} side {where} forward {result['forwards']} of {planned.forwards} "
+        f"(operation {number} of {len(operations)}, {stopped['text']}): {why:.200}. What follows was not run there."
+    )

@@ -48,7 +48,8 @@ def measure(target: Target, planned: Planned, judges: Sequence[Property], keep: 
     finding and returns the command that replays it; ``tick`` is told in words how far it is, and may interrupt it.
 
     The result has ``properties`` (id -> steps, decisive, worst, doubt), ``findings``, ``forwards`` (how many, and how
-    many of them blind), ``digests`` and ``greedy`` tokens of every forward, and the ``crash``, if a mask did not fit.
+    many of them blind), ``digests`` and ``greedy`` tokens of every forward, where and why it ``stopped`` before its
+    end, and the ``crash``, if a mask did not fit.
     """
     listener = _Listener()
     judge = Judge(target, planned.program.owners, judges, listener, muted={prop.id for prop in judges})
@@ -79,6 +80,7 @@ def measure(target: Target, planned: Planned, judges: Sequence[Property], keep: 
         "blind": sum(is_blind(run, forward) for forward in forwards),
         "digests": [hashlib.sha256(bytes_of(logits)).hexdigest()[:16] for logits in done],
         "greedy": [greedy(logits) for logits in done],
+        "stopped": _stopped(run),
         "crash": _crash(run),
     }
 
@@ -102,6 +104,15 @@ def _finding(run: Execution, prop: str, judgement: Judgement, keep: Keep) -> dic
         "program_text": str(run.program),
         "replay": keep(run, finding),
     }
+
+
+def _stopped(run: Execution) -> dict[str, Any] | None:
+    """At which operation, counted from 1, and why; None where the program got to its end."""
+    if not run.stopped:
+        return None
+    last = run.steps[-1]
+    why = last.error or "a rollback was refused that had to be done, or done that had to be refused"
+    return {"operation": last.index + 1, "text": last.operation.text(), "why": " ".join(why.split())}
 
 
 def _crash(run: Execution) -> dict[str, Any] | None:

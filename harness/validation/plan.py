@@ -114,6 +114,12 @@ class Planned:
         return sum(map(tokens_of, self.program.operations))
 
     @property
+    def forwards(self) -> int:
+        """In all."""
+        operations = self.program.operations
+        return sum(tokens_of(each) if isinstance(each, Decode) else bool(tokens_of(each)) for each in operations)
+
+    @property
     def rows_told(self) -> int:
         """Keys that are copied out of a cache in all: those held, behind every operation."""
         return sum(state.live_len for state in self.states[1:])
@@ -146,15 +152,25 @@ def chunks_of(asked: Asked) -> tuple[ChunkState, ...]:
     return tuple(found)
 
 
-def why_vacuous(asked: Asked) -> str | None:
-    """Why this prompt shows nothing, and what would, if anything can; None where a chunk follows a trim. Raises
-    PlanError."""
+@dataclass(frozen=True)
+class Nothing:
+    """``why`` a prompt shows nothing, and what would, if anything can: phrases."""
+
+    why: str
+    instead: str
+
+    def __str__(self) -> str:
+        return f"{self.why} ({self.instead})"
+
+
+def shows_nothing(asked: Asked) -> Nothing | None:
+    """None where a chunk follows a trim. Raises PlanError."""
     _check(asked)
     if any(chunk.decisive for chunk in chunks_of(asked)):
         return None
     bound, size, tokens = asked.max_kv_size, asked.prefill_chunk_size, asked.tokens
     if size == 1:
-        return f"chunks of one token build no mask, so that there is none to get wrong; {_larger_chunks(asked)}"
+        return Nothing("chunks of one token build no mask, so that there is none to get wrong", _larger_chunks(asked))
     trimmed = (bound // size + 1) * size  # processed when the bound is exceeded for the first time
     said = f"with P={bound} and C={size} a prompt needs more than {trimmed + 1} tokens"
     if tokens <= bound:
@@ -163,7 +179,13 @@ def why_vacuous(asked: Asked) -> str | None:
         said = f"no chunk follows the first trim: {said}; {tokens} were asked for"
     else:
         said = f"behind the first trim comes one token, which builds no mask: {said}; {tokens} were asked for"
-    return f"{said} ({_advice(asked, trimmed)})"
+    return Nothing(said, _advice(asked, trimmed))
+
+
+def why_vacuous(asked: Asked) -> str | None:
+    """As above, on one line."""
+    nothing = shows_nothing(asked)
+    return None if nothing is None else str(nothing)
 
 
 def _advice(asked: Asked, trimmed: int) -> str:

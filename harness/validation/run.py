@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import properties
@@ -18,63 +14,22 @@ from harness.capability import needs as needs_of
 from harness.checkpoints.memory import Footprint
 from harness.execution import Execution
 from harness.findings import Finding
-from harness.judging import Property
-from harness.operations import EnforceMaxKvSize
 from harness.recording import record as record_trace
-from harness.reporting import check_writable, record_text, versions, write_atomically, write_pages
-from harness.reporting.checkpoint import SCHEMA, SCHEMA_VERSION, checkpoint_markdown
+from harness.reporting import versions, write_atomically
 from harness.target import Target
-from harness.targets.checkpoint import device_kind
 from harness.terminal import INTERRUPTS
 from harness.validation.engines import Engine, EngineError, reader_of
 from harness.validation.journal import Journal, key_of
-from harness.validation.judged import WATCHED, claimed
+from harness.validation.judged import A_A, claimed, watched
 from harness.validation.limits import limits
 from harness.validation.measuring import measure
-from harness.validation.plan import BOUNDED, UNTRIMMED, Asked, Plan
-from harness.validation.verdict import A_A, PLANTED, READER, acceptance
+from harness.validation.plan import BOUNDED, UNTRIMMED, Plan
+from harness.validation.record import Validation, record_of
+from harness.validation.verdict import PLANTED, READER
 
-SILENCE = 10.0  # seconds after which a program says how far it is
-KINDS = ("json", "md", "html")
-"""Of the files of a report."""
-_UNTOLD = (("after", "live"), ("control", "offset"))
-"""Sides that are not in its name: every validation has them unless it says otherwise."""
-_SIGNS = (
-    *(("P", "max_kv_size"), ("C", "prefill_chunk_size"), ("N", "tokens"), ("K", "decode")),
-    ("seed", "seed"),
-)
 PASSES = 3  # of a program: itself, again, and its untrimmed part under the other policy
 PASSES_COMPARED = 7  # and without rejected drafts, in one forward, without a cache, in float64 (which counts twice)
-
-
-@dataclass(frozen=True)
-class Validation:
-    """What is validated, and how: the ``engine`` with the checkpoint, the plan, the sides (``after``, and ``before`` if
-    it is asked for) with their mask policies; ``command`` repeats it."""
-
-    engine: Engine
-    plan: Plan
-    sides: Mapping[str, str]
-    out: Path
-    command: str
-    estimate: int
-
-    @property
-    def stem(self) -> Path:
-        """Of its files, without a suffix: name and fingerprint, and everything that decides the result and is not as
-        usual, so that no validation takes the report of another one's place."""
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", self.engine.title)[-80:].strip("-.") or "checkpoint"
-        asked, usual, engine = self.plan.asked, Asked(), self.engine
-        parts = [name, engine.digests.digest[:8], *([engine.label] if engine.label else [])]
-        numbers = ((sign, getattr(asked, field), getattr(usual, field)) for sign, field in _SIGNS)
-        parts += [f"{sign}{number}" for sign, number, default in numbers if number != default]
-        parts += [f"{side}-{policy}" for side, policy in self.sides.items() if (side, policy) not in _UNTOLD]
-        parts += [engine.dtype] if engine.dtype else []
-        parts += [kind] if (kind := device_kind()) != "cpu" else []
-        return self.out / "checkpoints" / "-".join(parts)
-
-    def file(self, suffix: str) -> Path:
-        return self.stem.with_name(f"{self.stem.name}.{suffix}")
+SILENCE = 10.0  # seconds after which a program says how far it is
 
 
 def with_control(before: str | None, after: str, policies: Sequence[str] = ("live", PLANTED)) -> dict[str, str]:
@@ -105,9 +60,7 @@ def run(wanted: Validation, say: Callable[[str], None]) -> dict[str, Any]:
     OSError where nothing can be written.
     """
     started = time.monotonic()
-    check_writable(wanted.out, [wanted.stem.relative_to(wanted.out)], (*KINDS, "partial.jsonl"))
-    for kind in KINDS:  # an older report must not be taken for this one's, if this one is killed
-        wanted.file(kind).unlink(missing_ok=True)
+    wanted.begin()
     engine = wanted.engine
     say(f"loading {engine.title} ({wanted.estimate / 1e9:.3g} GB estimated)")
     target = engine.target(wanted.sides["after"])
@@ -131,8 +84,7 @@ def run(wanted: Validation, say: Callable[[str], None]) -> dict[str, Any]:
             if not needs_of(planned.program) <= able | {Capability.IMAGES}:  # whether it sees, its plan knows
                 continue
             since = time.monotonic()
-            watched = tuple(prop for name in WATCHED if (prop := properties.BY_ID[name]).needs <= able)
-            chosen = judges if side == "after" else watched
+            chosen = judges if side == "after" else watched(engine.target(policy), compared=side == "before")
             keep = _keep(wanted) if side == "after" else _forget
             tick = _tick(f"{side}/{planned.name}", say)
             result = measure(engine.target(policy, planned.path), planned, chosen, keep, tick)
@@ -146,13 +98,15 @@ def run(wanted: Validation, say: Callable[[str], None]) -> dict[str, Any]:
         other, policy = reader
         planned = next(planned for planned in plan.programs if planned.name == UNTRIMMED)
         say(f"reading the weights with {other.phrase}")
-        journal.add(READER, UNTRIMMED, measure(other.target(policy), planned, (), _forget, _tick(READER, say)))
+        twice = (properties.BY_ID[A_A],)
+        journal.add(READER, UNTRIMMED, measure(other.target(policy), planned, twice, _forget, _tick(READER, say)))
     results: dict[str, dict[str, Any]] = {side: {} for side in (*wanted.sides, *([READER] if engine.own_word else []))}
     for (side, program), result in journal.steps.items():
         results[side][program] = result
-    data = _record(wanted, judges, (*lacking, *limits(engine, plan, left_out)), results, time.monotonic() - started)
-    write_atomically(wanted.file("json"), record_text(data))
-    write_pages(wanted.file("json"), checkpoint_markdown(data), data["findings"], wanted.out)
+    data = record_of(
+        wanted, judges, (*lacking, *limits(engine, plan, left_out, results)), results, time.monotonic() - started
+    )
+    wanted.write(data)
     journal.remove()
     return data
 
@@ -223,71 +177,3 @@ def _tick(name: str, say: Callable[[str], None]) -> Callable[[str], None]:
 
 def _forget(run: Execution, finding: Finding) -> str:
     return ""
-
-
-def _record(
-    wanted: Validation,
-    judges: tuple[Property, ...],
-    limits: tuple[str, ...],
-    results: Mapping[str, Mapping[str, Any]],
-    seconds: float,
-) -> dict[str, Any]:
-    plan, engine = wanted.plan, wanted.engine
-    checkpoint = engine.describe()
-    rows, verdict, reason = acceptance(plan, wanted.sides, judges, results)
-    bounded = next(planned for planned in plan.programs if planned.name == BOUNDED)
-    return {
-        "schema": SCHEMA,
-        "schema_version": SCHEMA_VERSION,
-        "verdict": verdict.value,
-        "verdict_reason": reason,
-        "checkpoint": {
-            **{k: checkpoint[k] for k in ("name", "family", "variant", "quantisation", "parameters", "bytes", "notes")},
-            "fingerprint": engine.digests.digest,
-            "files": dict(engine.digests.files),
-        },
-        "engine": {"name": engine.name, "phrase": engine.phrase},
-        "dtype": engine.computes_in,
-        "sides": dict(wanted.sides),
-        "device": engine.device,
-        "versions": versions(),
-        "seed": plan.asked.seed,
-        "memory_estimate": wanted.estimate,
-        "plan": {
-            **{k: v for k, v in dataclasses.asdict(plan.asked).items() if k != "seed"},
-            "chunks": [{**dataclasses.asdict(chunk), "decisive": chunk.decisive} for chunk in plan.chunks],
-            "first_decisive": dataclasses.asdict(plan.first_decisive),
-            "trims": sum(
-                before.live_len > after.live_len and isinstance(operation, EnforceMaxKvSize)
-                for operation, before, after in zip(
-                    bounded.program.operations, bounded.states, bounded.states[1:], strict=False
-                )
-            ),
-            "programs": [
-                {
-                    "name": planned.name,
-                    "phrase": planned.phrase,
-                    "path": planned.path,
-                    "program": planned.program.to_json(),
-                    "program_text": str(planned.program),
-                }
-                for planned in plan.programs
-            ],
-        },
-        "acceptance": [row.to_json() for row in rows],
-        "crashes": [
-            {"side": side, "program": name, **result["crash"]}
-            for side, programs in results.items()
-            for name, result in programs.items()
-            if result["crash"] is not None
-        ],
-        "findings": [
-            {"program": name, **found}
-            for name, result in results["after"].items()
-            for found in result["findings"]
-            if found["property"] != A_A
-        ],
-        "limits": list(limits),
-        "command": wanted.command,
-        "written": {"at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": round(seconds, 1)},
-    }

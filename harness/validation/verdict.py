@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import properties
 from harness.findings import Verdict
 from harness.judging import Property
 from harness.reporting.text import count
 from harness.target import Capability
-from harness.validation.judged import COMPLETES, CONTROL
+from harness.validation.judged import A_A, COMPLETES, CONTROL
 from harness.validation.measuring import DECIDED
 from harness.validation.plan import Plan
 
 Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """Side -> name of the program -> what ``measuring.measure`` gave."""
-A_A = "same_program_same_bytes"
+REACHES = "the prompt gets to a chunk behind a trim"
+"""The first criterion, which the plan alone decides."""
 NO_FIT = "[broadcast_shapes]"
 """What MLX says of a mask that does not fit."""
 PLANTED = "offset"
@@ -54,6 +56,8 @@ def acceptance(
     rows = [_reaches(plan), _control(plan, None if side is None else results[side]), _felt(plan, results["after"])]
     rows += [_property(prop, results["after"]) for prop in claimed]
     if "before" in sides:
+        repeats = _property(properties.BY_ID[A_A], results["before"])
+        rows.append(replace(repeats, criterion=f"the before side repeats itself: {A_A}"))
         # Other caches hand their rows to attention in another order: of those the bytes may differ.
         rows += [] if sides["before"] == LIBRARY else [_same_bytes(results)]
         rows.append(_same_greedy(results))
@@ -88,7 +92,7 @@ def _reaches(plan: Plan) -> Row:
     first = plan.first_decisive
     widths = f"a mask by the offset has {first.offset + first.tokens} keys, attention {first.live_len + first.tokens}"
     decisive = sum(chunk.decisive for chunk in plan.chunks)
-    return Row("the prompt gets to a chunk behind a trim", Verdict.PASS, f"{first}: {widths}", decisive)
+    return Row(REACHES, Verdict.PASS, f"{first}: {widths}", decisive)
 
 
 def _control(plan: Plan, results: Mapping[str, Mapping[str, Any]] | None) -> Row:
@@ -152,8 +156,8 @@ def _same_bytes(results: Results) -> Row:
     """The untrimmed program, forward by forward."""
     criterion = "untrimmed logits are those of the before side, byte for byte"
     before, after = (results[side]["untrimmed"]["digests"] for side in ("before", "after"))
-    if _doubtful(results):
-        return Row(criterion, Verdict.INCONCLUSIVE, "a side does not repeat itself", 0)
+    if doubt := _doubt(results, "before"):
+        return Row(criterion, Verdict.INCONCLUSIVE, doubt, 0)
     if before == after:
         return Row(criterion, Verdict.PASS, f"{len(after)} forwards", len(after))
     differ = sum(a != b for a, b in zip(before, after, strict=False)) + abs(len(before) - len(after))
@@ -194,12 +198,17 @@ def _same_greedy(
             decided += len(both)
             different += [name for a, b in both if a != b]
     told = f"{decided:,} of {total:,} tokens are decided (the two largest logits {DECIDED:g} deviations apart)"
-    if _doubtful(results):
-        return Row(criterion, Verdict.INCONCLUSIVE, "a side does not repeat itself", decided)
+    if doubt := _doubt(results, side):
+        return Row(criterion, Verdict.INCONCLUSIVE, doubt, decided)
     if different:
         return Row(criterion, Verdict.FAIL, f"{len(different)} differ, the first in {different[0]}; {told}", decided)
     return Row(criterion, Verdict.PASS if decided else Verdict.VACUOUS, told, decided)
 
 
-def _doubtful(results: Results) -> bool:
-    return any(f["property"] == A_A for result in results["after"].values() for f in result["findings"])
+def _doubt(results: Results, side: str) -> str | None:
+    """Which of the two sides of a comparison does not repeat itself, if one does not: what differs may be noise."""
+    for one in ("after", side):
+        for name, result in results[one].items():
+            if any(found["property"] == A_A for found in result["findings"]):
+                return f"the {one} side does not repeat itself, in {name}"
+    return None

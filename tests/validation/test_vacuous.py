@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
+import jsonschema
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from harness.checkpoints import fingerprint, load_model, open_checkpoint, synthesise
+from harness.cli import main
+from harness.reporting.checkpoint import load_checkpoint_schema
 from harness.target import ForwardObservation
 from harness.targets import reference
 from harness.targets.checkpoint import target_of
 from harness.targets.reference_session import ReferenceSession
 from reference_models.engine import masks
 from tests.validation.conftest import Synth, Validate
+
+VALIDATOR = jsonschema.Draft202012Validator(load_checkpoint_schema())
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +46,32 @@ def test_a_plan_that_shows_nothing_is_vacuous_and_loads_nothing(
 
     monkeypatch.setattr("harness.checkpoints.load_model", never)
     seen = validate(synth("qwen2_vl"), *options)
-    assert (seen.code, seen.record) == (1, None)
+    assert seen.code == 1 and seen.record is not None
     assert seen.out.startswith("VACUOUS  ") and seen.out.count("\n") == 2 and words in seen.out
+    VALIDATOR.validate(seen.record)
+    assert seen.record["verdict"] == "VACUOUS" and words in seen.record["verdict_reason"]
+    assert [(row["result"], row["decisive_steps"]) for row in seen.record["acceptance"]] == [("VACUOUS", 0)]
+    assert seen.record["plan"]["first_decisive"] is None and not seen.record["plan"]["programs"]
+    assert seen.record["limits"] == [
+        "Anything at all: no weights were loaded, no program was run, no property was judged."
+    ]
+    instead = seen.record["instead"]
+    assert "ask for --" in instead
+    assert seen.markdown is not None and f"## What to ask for instead\n\n{instead}\n" in seen.markdown
+    report = Path(seen.out.splitlines()[-1].removeprefix("report in "))
+    page = report.with_suffix(".html").read_text()
+    assert report.read_text() == seen.markdown and "What to ask for instead" in page and instead in page
+    index = report.parents[1] / "index.md"
+    assert main(["report", "--out", str(index.parent)]) == 0
+    assert "| VACUOUS " in index.read_text() and report.read_text() == seen.markdown
+
+
+def test_a_report_of_nothing_takes_no_pass(synth: Synth, validate: Validate) -> None:
+    """The schema lets a record be empty only where it says what to ask for instead."""
+    seen = validate(synth("nemotron_nas"), "--tokens", "24")
+    assert seen.record is not None
+    for wrong in (seen.record | {"verdict": "PASS"}, {k: v for k, v in seen.record.items() if k != "instead"}):
+        assert not VALIDATOR.is_valid(wrong)
 
 
 def test_a_folder_that_is_called_after_another_family_is_refused(validate: Validate, tmp_path: Any) -> None:
@@ -112,6 +142,31 @@ def test_a_target_that_does_not_repeat_itself_is_inconclusive(
         assert seen.row(criterion)["result"] == "INCONCLUSIVE"
     assert seen.row("untrimmed logits are those of the before side, byte for byte")["result"] == "INCONCLUSIVE"
     assert seen.row("mask_key_axis_equals_live_keys")["result"] == "PASS"
+
+
+def test_a_before_side_that_does_not_repeat_itself_is_inconclusive(
+    synth: Synth, validate: Validate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, noise = ReferenceSession.forward, np.random.default_rng(0)
+
+    def noisy(session: Any, *arguments: Any, **named: Any) -> ForwardObservation:
+        seen = forward(session, *arguments, **named)
+        if seen.logits is None or session._policy == "live":
+            return seen
+        return dataclasses.replace(seen, logits=seen.logits + noise.normal(0, 1, seen.logits.shape).astype(np.float32))
+
+    monkeypatch.setattr(ReferenceSession, "forward", noisy)
+    seen = validate(synth("nemotron_nas"), "--before", "offset")
+    assert seen.code == 1 and seen.record is not None
+    assert (seen.record["verdict"], seen.record["findings"]) == ("INCONCLUSIVE", [])
+    not_compared = [row["criterion"] for row in seen.record["acceptance"] if row["result"] == "INCONCLUSIVE"]
+    assert not_compared == [
+        "untrimmed_outputs_are_byte_identical",
+        "the before side repeats itself: same_program_same_bytes",
+        "untrimmed logits are those of the before side, byte for byte",
+        "greedy tokens are those of the before side, where both are decided",
+    ]
+    assert seen.row("same_program_same_bytes")["result"] == "PASS"
 
 
 @pytest.mark.parametrize("options", [{}, {"bits": 4}, {"dtype": "float16"}])

@@ -15,7 +15,7 @@ import pytest
 from harness.cli import main
 from harness.reporting.checkpoint import checkpoint_markdown, load_checkpoint_schema
 from harness.validation.plan import Asked
-from harness.validation.run import Validation
+from harness.validation.record import Validation
 from tests.validation.conftest import Synth, Validate
 
 FAMILIES = ("mistral4", "nemotron_nas", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
@@ -56,6 +56,11 @@ def test_the_live_policy_passes_and_the_offset_policy_fails(
     }
     (crash,) = [crash for crash in wrong.record["crashes"] if crash["program"] == "bounded"]
     assert crash["mask_shape"] == [8, 32] and crash["score_shape"][-2:] == [8, 24]
+    for record, side in ((right.record, "control"), (wrong.record, "after")):
+        stopped = [limit for limit in record["limits"] if f" stopped on the {side} side in forward " in limit]
+        names = [planned["name"] for planned in record["plan"]["programs"]]
+        assert [limit.split()[0] for limit in stopped] == names[1:]  # all but the untrimmed one
+        assert "in forward 4 of 8 (operation 7 of 17, Chunk(8)): ValueError: [broadcast" in stopped[0]
 
 
 def test_a_finding_can_be_replayed(
@@ -175,6 +180,23 @@ def test_bfloat16_and_a_report_that_is_older(
 def test_a_side_is_not_compared_with_itself(synth: Synth, validate: Validate) -> None:
     same = validate(synth("nemotron_nas"), "--before", "live")
     assert same.code == 2 and "compares a side with itself" in same.err
+
+
+@pytest.mark.parametrize("options", [(), ("--tokens", "24")], ids=["run", "by plan"])
+def test_a_name_cannot_look_like_a_verdict(
+    options: tuple[str, ...], synth: Synth, validate: Validate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mine\nPASS  yours\r\x1b[2K"
+    shutil.copytree(synth("nemotron_nas"), folder)
+    seen = validate(folder, *options)
+    verdict = "VACUOUS" if options else "PASS"
+    said = seen.out.splitlines()
+    assert said[-2].startswith(f"{verdict}  mine\\nPASS  yours\\r\\x1b[2K: ")
+    assert seen.record is not None and said[-1].startswith("report in ")
+    assert len(said) == (2 if options else 2 + len(seen.record["acceptance"]))
+    assert all(line.startswith("validate: ") for line in seen.err.splitlines()) and "\x1b" not in seen.out + seen.err
+    assert main(["identify", str(folder)]) == 0
+    assert "mine\\nPASS  yours" in capsys.readouterr().out
 
 
 def test_weights_of_zeros_are_vacuous(synth: Synth, validate: Validate, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def _result(caught: bool, trimmed: bool = False) -> dict[str, Any]:
         "blind": 0,
         "digests": ["a", "b", "c", "x", "y"] if trimmed else ["a", "b", "c", "d", "e"],
         "greedy": [[1, -1], [2]],
+        "stopped": None,
         "crash": None,
     }
 
@@ -60,7 +61,7 @@ def _row(results: Results, start: str) -> tuple[Verdict, str, int]:
 
 def test_a_right_target_passes(results: Results) -> None:
     rows, verdict, reason = acceptance(PLAN, SIDES, JUDGED, results)
-    assert (verdict, len(rows)) == (Verdict.PASS, 7)
+    assert (verdict, len(rows)) == (Verdict.PASS, 8)
     assert "the planted bug was caught" in reason
     assert _row(results, "greedy")[2] == 6  # an undecided token counts for nothing
 
@@ -113,6 +114,40 @@ def test_a_against_a_is_a_doubt_and_no_finding(results: Results) -> None:
     for start in (A_A, "untrimmed logits", "greedy"):
         assert _row(results, start)[0] is Verdict.INCONCLUSIVE
     assert _verdict(results) is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("program", ["untrimmed", "bounded"])
+def test_the_before_side_needs_its_own_a_against_a(results: Results, program: str) -> None:
+    """What a noisy side gives is another thing every time: that the judged one gives yet another is no finding."""
+    results["before"]["untrimmed"]["digests"] = ["a", "other"]
+    assert _verdict(results) is Verdict.FAIL
+    results["before"][program]["findings"] = [{"property": A_A, "message": "forward 1 differs"}]
+    assert _row(results, "the before side repeats")[:2] == (Verdict.INCONCLUSIVE, "forward 1 differs")
+    for start in ("untrimmed logits", "greedy"):
+        assert _row(results, start)[:2] == (
+            Verdict.INCONCLUSIVE,
+            f"the before side does not repeat itself, in {program}",
+        )
+    assert _row(results, A_A)[0] is Verdict.PASS
+    assert _verdict(results) is Verdict.INCONCLUSIVE
+
+
+def test_a_before_side_that_was_never_repeated_is_vacuous(results: Results) -> None:
+    for result in results["before"].values():
+        del result["properties"][A_A]
+    assert _row(results, "the before side repeats")[0] is _verdict(results) is Verdict.VACUOUS
+
+
+def test_a_control_that_does_not_repeat_itself_is_compared_with_nothing(results: Results) -> None:
+    results["control"]["bounded"]["findings"].append({"property": A_A, "message": "differs"})
+    assert _verdict(results) is Verdict.PASS
+
+
+def test_a_reader_that_does_not_repeat_itself_proves_no_weights_wrong(results: Results) -> None:
+    reader = {"untrimmed": _result(False) | {"greedy": [[7, 7], [7]]}}
+    assert _row(results | {"reader": reader}, "the weights are")[0] is Verdict.FAIL
+    reader["untrimmed"]["findings"] = [{"property": A_A, "message": "differs"}]
+    assert _row(results | {"reader": reader}, "the weights are")[0] is Verdict.INCONCLUSIVE
 
 
 @pytest.mark.parametrize("digests", [["a", "c"], ["a"], []])
