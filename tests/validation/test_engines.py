@@ -37,7 +37,9 @@ def _from_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_mlx_lm
-@pytest.mark.parametrize(("family", "bits"), [("olmo3", None), ("olmo3", 4), ("glm4_moe_lite", None)])
+@pytest.mark.parametrize(
+    ("family", "bits"), [("olmo3", None), ("olmo3", 4), ("glm4_moe_lite", None), ("nemotron_nas", None)]
+)
 def test_mlx_lm_passes_and_the_offset_policy_fails(
     family: str, bits: int | None, synth: Synth, validate: Validate
 ) -> None:
