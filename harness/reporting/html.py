@@ -9,6 +9,8 @@ from html import escape
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from harness.reporting.text import CLOSE, OPEN
+
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1e21; --paper: #fff; --line: #d0d5db; --soft: #f3f5f7; --held: #9cc3ee;
   --good: #3f7fbf; --bad: #d1362f; --warn: #e8a33d; --edge: #33475b; }
@@ -38,7 +40,7 @@ def html_page(markdown: str, pictures: Mapping[str, Sequence[str]] | None = None
     number and a dot (findings are numbered). HTML, links and images in the Markdown are shown as
     text: a record may hold what others wrote."""
     parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable(["image", "link", "autolink"])
-    tokens = parser.parse(markdown)
+    tokens = _folding(parser.parse(markdown))
     title = next((tokens[at + 1].content for at, token in enumerate(tokens) if token.tag == "h1"), "Report")
     body = parser.renderer.render(_with_pictures(tokens, pictures or {}), parser.options, {})
     body = body.replace("<table>", '<div class="scroll" tabindex="0"><table>').replace("</table>", "</table></div>")
@@ -52,6 +54,19 @@ def html_page(markdown: str, pictures: Mapping[str, Sequence[str]] | None = None
         f"<title>{escape(_plain(title))}</title>\n"
         f"<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n{body}</main>\n</body>\n</html>\n"
     )
+
+
+def _folding(tokens: Sequence[Token]) -> list[Token]:
+    """Paragraphs that are nothing but our own lines around what folds away, as the HTML that they are."""
+    made: list[Token] = []
+    for token in tokens:
+        if token.type == "paragraph_close" and made[-1].type == "inline" and made[-1].content in (OPEN, CLOSE):
+            line = made[-1].content
+            del made[-2:]
+            made.append(Token("html_block", "", 0, content=f"{line}\n"))
+        else:
+            made.append(token)
+    return made
 
 
 def _plain(text: str) -> str:

@@ -9,6 +9,7 @@ from harness.findings import Finding, Verdict, Violation
 from harness.operations import Program
 from harness.reporting import coverage
 from harness.reporting.record import SCHEMA, SCHEMA_VERSION
+from harness.reporting.reproduction import reproduction
 from harness.reporting.text import block, count, escape, number, table
 from harness.reporting.verdicts import PLANTED_POLICY
 from harness.words import in_words
@@ -194,6 +195,8 @@ def _findings(findings: Sequence[Record]) -> Iterator[str]:
             + ("" if finding["reproducible"] else " It did not come back in a fresh session.")
         )
         yield _failure(finding, finding["replay"])
+        if told := reproduction(finding):
+            yield told
 
 
 def _limits(record: Record) -> Iterator[str]:

@@ -6,10 +6,12 @@ import json
 import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from harness.judging import Property
+from harness.recording import bare_trace
 from harness.reporting.verdicts import PLANTED_POLICY, family_verdict, planted_bug
 from properties import ALL
 
@@ -175,6 +177,7 @@ def _finding(bug: FoundBug, replay: str | None) -> dict[str, Any]:
         "after_programs": bug.after,
         "reproducible": bug.reproducible,
         "replay": replay,
+        "trace": bare_trace(bug.target, replace(bug.finding, reproducible=bug.reproducible)),
     }
 
 

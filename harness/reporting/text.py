@@ -35,10 +35,14 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]], right: Colle
     )
 
 
-def block(text: str) -> str:
+OPEN, CLOSE = "<details><summary>Standalone reproduction</summary>", "</details>"
+"""Around what folds away. The one HTML of our Markdown: escaped text never has a line like these."""
+
+
+def block(text: str, language: str = "text") -> str:
     """A code block whose fence is longer than any run of backticks inside."""
     fence = "`" * max(3, 1 + max((len(run) for run in _BACKTICKS.findall(text)), default=0))
-    return f"{fence}text\n{text}\n{fence}"
+    return f"{fence}{language}\n{text}\n{fence}"
 
 
 def code(text: object) -> str:
