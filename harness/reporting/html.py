@@ -20,7 +20,7 @@ body { margin: 0 auto; max-width: 72rem; padding: 1rem 1.5rem 3rem; color: var(-
   font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2rem; } h3 { font-size: 1rem; }
 .verdict { padding: .5rem .8rem; border-left: .4rem solid var(--warn); background: var(--soft); }
-.verdict.PASS { border-color: var(--good); } .verdict.FAIL { border-color: var(--bad); }
+.verdict.PASS { border-color: var(--good); } .verdict.FAIL, .verdict.KNOWN { border-color: var(--bad); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { border: 1px solid var(--line); padding: .25rem .5rem; text-align: left; vertical-align: top; }
 thead th { background: var(--soft); }
