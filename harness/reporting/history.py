@@ -12,7 +12,7 @@ from typing import Any
 from harness.findings import Verdict
 from harness.reporting.files import write_atomically
 from harness.reporting.grids import MOST_RUNS
-from harness.reporting.text import escape, table
+from harness.reporting.text import escape, link, table
 
 FILE = "history.jsonl"
 BAD = ("FAIL", "KNOWN", "INCONCLUSIVE", "VACUOUS")
@@ -151,7 +151,7 @@ def checkpoints_table(records: Sequence[Mapping[str, Any]], pages: Sequence[str]
             "P={max_kv_size} C={prefill_chunk_size} N={tokens} K={decode}".format_map(record["plan"]),
             f"{_engine(record)}, {record['dtype']} on {record['device']}, seed {record['seed']}",
             ", ".join(f"{side} {policy}" for side, policy in record["sides"].items() if side != "control"),
-            page,
+            link(page),
         )
         for record, page in zip(records, pages, strict=True)
     ]
@@ -189,7 +189,7 @@ def index_markdown(records: Sequence[Mapping[str, Any]], pages: Sequence[str], h
                 f"{sum(one['programs'] for one in runs):,}",
                 _trend(speeds, "{:.1f}"),
                 _trend([one["decisive_steps"] for one in whole], "{:,}"),
-                known.get(name, "-"),
+                link(known[name]) if name in known else "-",
             )
         )
     about = (

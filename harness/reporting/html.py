@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from html import escape
+from urllib.parse import quote
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from harness.reporting.text import CLOSE, OPEN
+from harness.reporting.text import CLOSE, OPEN, link
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1e21; --paper: #fff; --line: #d0d5db; --soft: #f3f5f7; --held: #9cc3ee;
@@ -18,6 +19,7 @@ _STYLE = """
   --held: #2f5c8a; --good: #6aa9e9; --bad: #f0635c; --warn: #d9912b; --edge: #b9c6d3; } }
 body { margin: 0 auto; max-width: 72rem; padding: 1rem 1.5rem 3rem; color: var(--ink); background: var(--paper);
   font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+a { color: var(--good); }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2rem; } h3 { font-size: 1rem; }
 .verdict { padding: .5rem .8rem; border-left: .4rem solid var(--warn); background: var(--soft); }
 .verdict.PASS { border-color: var(--good); } .verdict.FAIL, .verdict.KNOWN { border-color: var(--bad); }
@@ -35,10 +37,10 @@ svg { max-width: 100%; height: auto; display: block; margin: .8rem 0; } svg text
 _VERDICT = re.compile(r"<p><strong>([A-Z ]+)</strong>")
 
 
-def html_page(markdown: str, pictures: Mapping[str, Sequence[str]] | None = None) -> str:
+def html_page(markdown: str, pictures: Mapping[str, Sequence[str]] | None = None, pages: Collection[str] = ()) -> str:
     """The page. ``pictures``: SVG to be put below what follows the heading of this name, or that begins with this
-    number and a dot (findings are numbered). HTML, links and images in the Markdown are shown as
-    text: a record may hold what others wrote."""
+    number and a dot (findings are numbered). ``pages``: Markdown files to which ``text.link`` links, whose HTML is
+    linked here. HTML, other links and images in the Markdown are shown as text: a record may hold what others wrote."""
     parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable(["image", "link", "autolink"])
     tokens = _folding(parser.parse(markdown))
     title = next((tokens[at + 1].content for at, token in enumerate(tokens) if token.tag == "h1"), "Report")
@@ -48,6 +50,9 @@ def html_page(markdown: str, pictures: Mapping[str, Sequence[str]] | None = None
     body = _VERDICT.sub(
         lambda found: f'<p class="verdict {found[1].split()[0]}"><strong>{found[1]}</strong>', body, count=1
     )
+    for page in pages:
+        to = quote(page)
+        body = body.replace(str(link(page)), f'<a href="{to.removesuffix(".md")}.html">{to.removesuffix(".md")}</a>')
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from urllib.parse import quote
 
 from tabulate import tabulate
 
@@ -22,6 +23,12 @@ def escape(text: object) -> str:
     if isinstance(text, Markdown):
         return str(text)
     return _SPECIAL.sub(lambda match: "\\" + match.group(), " ".join(str(text).split()))
+
+
+def link(page: str) -> Markdown:
+    """To a page beside this one, by its relative path."""
+    path = quote(page)
+    return Markdown(f"[{path}]({path})")
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]], right: Collection[int] = ()) -> str:
