@@ -65,7 +65,10 @@ def build_parser() -> argparse.ArgumentParser:
     _device_option(replay)
     replay.set_defaults(act=_replay)
 
-    families = commands.add_parser("families", help="list the reference families and their variants")
+    families = commands.add_parser("families", help="list the families of a kind of target, and their variants")
+    families.add_argument(
+        "--kind", choices=("reference", "mlx_lm", "mlx_vlm"), default="reference", help="of target (default: reference)"
+    )
     families.set_defaults(act=_families)
     properties = commands.add_parser("properties", help="list the properties and what makes a step decisive")
     properties.set_defaults(act=_properties)
@@ -135,10 +138,18 @@ def _replay(arguments: argparse.Namespace) -> int:
     return CLEAN if result.outcome is Outcome.FIXED else FINDINGS
 
 
-def _families(_: argparse.Namespace) -> int:
+def _families(arguments: argparse.Namespace) -> int:
     from tabulate import tabulate
 
     reference = reference_targets()
+    if arguments.kind != "reference":
+        from harness.targets import mlx_lm_catalogue, mlx_vlm_models
+
+        catalogue = mlx_lm_catalogue if arguments.kind == "mlx_lm" else mlx_vlm_models
+        told = {name: ", ".join(one.variant for one in entries) for name, entries in catalogue.FAMILIES.items()}
+        told |= {name: f"cannot be judged: {why}" for name, why in catalogue.WITHOUT_ENTRY.items()}
+        print(tabulate(sorted(told.items()), headers=["family", "variants"], tablefmt="simple"))
+        return CLEAN
     rows = []
     for family in reference.FAMILIES:
         targets = reference.targets(family)

@@ -7,6 +7,7 @@ runs its part of them; each gets the programs that a run of the whole target wou
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -161,7 +162,9 @@ class Configuration(Verified):
         import properties
         from harness.campaign import run_campaign
         from harness.findings import Verdict
+        from harness.known import known_of
         from harness.progress import check
+        from harness.reporting.verdicts import with_known
         from harness.runner import write_findings
 
         profile, seed = self.run.profile, self.run.seed
@@ -170,12 +173,13 @@ class Configuration(Verified):
         )
         if result.partial:
             raise KeyboardInterrupt
+        result = with_known(result, known_of)
         verdicts = {row.id: row.verdict.value for row in result.properties}
         told = {"target": self.verified, "programs": result.tally.coverage.programs, "properties": verdicts}
-        self.user_properties.append((_TOLD, told))
+        self.user_properties.append((_TOLD, json.dumps(told)))
         replays = write_findings(self.run, result)
-        bad = [bug.finding.text() + f"\n      replay    {replays[bug.finding.property_id]}" for bug in result.found]
-        tolerated = {Verdict.PASS, Verdict.NOT_APPLICABLE, Verdict.FAIL}  # FAIL is told by its finding
+        bad = [self._failure(bug, replays[bug.finding.property_id]) for bug in result.found]
+        tolerated = {Verdict.PASS, Verdict.NOT_APPLICABLE, Verdict.FAIL, Verdict.KNOWN}  # told by their findings
         if profile.name == "smoke":  # too small to be strict
             tolerated.add(Verdict.VACUOUS)
         bad += [
@@ -183,6 +187,14 @@ class Configuration(Verified):
         ]
         if bad:
             raise Broken("\n".join(bad))
+
+    @staticmethod
+    def _failure(bug: Any, replay: str) -> str:
+        from harness.known import known_line, known_of
+
+        text = f"{bug.finding.text()}\n      replay    {replay}"
+        known = known_of(bug)
+        return text if known is None else f"KNOWN{text.removeprefix('FAIL')}\n      known     {known_line(known)}"
 
 
 class Control(Verified):
@@ -221,7 +233,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for report in reports:
             if getattr(report, "when", None) != "call":
                 continue
-            for data in (value for key, value in report.user_properties if key == _TOLD):
+            for data in (json.loads(value) for key, value in report.user_properties if key == _TOLD):
                 worst = told.setdefault(data["target"], {})
                 programs[data["target"]] = programs.get(data["target"], 0) + data["programs"]
                 for name, verdict in data["properties"].items():
@@ -237,4 +249,4 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.write_line(tabulate(rows, headers=["property", *told], tablefmt="simple"))
 
 
-_ORDER = ("FAIL", "INCONCLUSIVE", "VACUOUS", "PASS", "NOT APPLICABLE")
+_ORDER = ("FAIL", "INCONCLUSIVE", "KNOWN", "VACUOUS", "PASS", "NOT APPLICABLE")

@@ -13,7 +13,7 @@ from harness.ledger import SequenceState
 from harness.oracle import of_layer, visible_set
 from harness.rules import Run, runs_of
 from harness.steps import ForwardStep, Step
-from harness.target import AttentionCall, PositionCall
+from harness.target import AttentionCall, PositionCall, Target
 from harness.trace import Trace
 
 MOST_ENTRIES = 4096
@@ -25,19 +25,26 @@ def record(run: Execution, finding: Finding | None, versions: dict[str, str]) ->
     return Trace(
         target=run.target.identity.to_json(),
         program=run.program,
-        finding=None
-        if finding is None
-        else {
-            "property": finding.property_id,
-            "step": finding.violation.step,
-            "message": finding.message,
-            "reproducible": finding.reproducible,
-        },
+        finding=None if finding is None else _told(finding),
         steps=tuple(
             _step(run, step, finding is not None and step.index == finding.violation.step) for step in run.steps
         ),
         versions=versions,
     )
+
+
+def bare_trace(target: Target, finding: Finding) -> dict[str, Any]:
+    """The shortest trace that replays this finding, as JSON."""
+    return Trace(target.identity.to_json(), finding.program, _told(finding), (), {}).bare().to_json()
+
+
+def _told(finding: Finding) -> dict[str, Any]:
+    return {
+        "property": finding.property_id,
+        "step": finding.violation.step,
+        "message": finding.message,
+        "reproducible": finding.reproducible,
+    }
 
 
 def _step(run: Execution, step: Step, broken: bool) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from harness.campaign import CampaignResult, FoundBug, run_campaign, shares_of
 from harness.execution import execute
 from harness.faults import OFFSET_MASK_WITH_IMAGES
 from harness.findings import Verdict
+from harness.known import finding_text, known_of
 from harness.profiles import Profile
 from harness.progress import check, progress
 from harness.recording import record
@@ -134,7 +135,7 @@ def run_families(runs: Sequence[Run], *, strict: bool, jobs: int = 1, history: b
         for found in data["findings"]:
             print(finding_text(found))
         print(f"{name:<20} {data['verdict']:<12} {data['verdict_reason']}", flush=True)
-        code = code or int(data["verdict"] in bad or data["partial"])
+        code = code or int(data["verdict"] in bad or data["partial"] or bool(data["findings"]))  # KNOWN is a bug, too
         if data["partial"]:
             print(f"interrupted in {name}; its report is marked partial")
     missing = [run.name for number, run in enumerate(runs) if number not in records]
@@ -283,6 +284,7 @@ def record_of(
         replays=replays,
         limits=list(subject.limits),
         shard=run.shard,
+        known=known_of,
     )
 
 
@@ -309,11 +311,3 @@ def _write_finding(bug: FoundBug, run: Run) -> str:
     options = " --run-command" if bug.target.identity.command is not None else ""
     options += "" if run.limit == naming.LIMIT else f" --limit {run.limit:g}"
     return f"kv-harness replay {shlex.quote(str(path))}{options}"
-
-
-def finding_text(found: dict[str, Any]) -> str:
-    """A finding of a record, for a terminal."""
-    return (
-        f"FAIL  {found['property']}   {found['target']}\n      {found['message']}\n"
-        f"      program   {found['program']}\n      replay    {found['replay']}"
-    )

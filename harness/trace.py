@@ -6,6 +6,7 @@ or raises a TraceError of one line that names the file and what is wrong.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -61,9 +62,18 @@ class Trace:
             name += "-" + re.sub(r"[^a-z0-9]+", "-", str(self.target.get("variant"))[:40])
         return f"{name}-{self.fingerprint[:8]}.json"
 
+    def bare(self) -> Trace:
+        """The shortest trace that replays as this one does: without what was seen, in numbers and in words."""
+        finding = None if self.finding is None else {**self.finding, "message": ""}
+        return dataclasses.replace(self, finding=finding, steps=(), versions={})
+
     def to_text(self) -> str:
         """The file's content, ending in a newline."""
-        body = {
+        return json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n"
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as an object."""
+        return {
             "format": FORMAT,
             "version": VERSION,
             "fingerprint": self.fingerprint,
@@ -73,7 +83,6 @@ class Trace:
             "steps": list(self.steps),
             "versions": self.versions,
         }
-        return json.dumps(body, indent=1, allow_nan=False) + "\n"
 
 
 def _canonical(value: object) -> str:

@@ -10,10 +10,11 @@ from typing import Any
 
 from harness.campaign import FoundBug
 from harness.findings import Verdict
+from harness.known import finding_text
 from harness.profiles import PROFILES
 from harness.progress import check
 from harness.reporting import family_markdown
-from harness.runner import Run, finding_text, judged, record_of, subject_of, write_findings
+from harness.runner import Run, judged, record_of, subject_of, write_findings
 from harness.target import Target
 from harness.targets import naming
 

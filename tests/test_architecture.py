@@ -69,6 +69,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("harness.reporting.*",),
     (
         "harness.progress",
+        "harness.known",
         "harness.runner",
         "harness.detection",
         "harness.verifying",

@@ -65,6 +65,7 @@ def checks(out: Path, device: str | None = None) -> Iterator[Check]:
             yield Check("FAIL", "device", str(error))
             return
     yield Check("OK", "device", reference.device())
+    yield _compiling()
     try:
         yield _repeats()
         yield _bites()
@@ -100,6 +101,18 @@ def _processors() -> Check:
     threads = os.environ.get("OPENBLAS_NUM_THREADS")
     said = f"{processors()} for this process (--jobs auto); NumPy's matrices in {threads or 'all'} thread(s)"
     return Check("OK" if threads == "1" or processors() == 1 else "WARN", "processors", said)
+
+
+def _compiling() -> Check:
+    """A compiled function hides its calls from the probe: MLX runs its Python once and keeps what it made of it."""
+    from harness.targets.device import compiles
+
+    told = os.environ.get("MLX_DISABLE_COMPILE")
+    set_to = "MLX_DISABLE_COMPILE is not set" if told is None else f"MLX_DISABLE_COMPILE={told}"
+    if compiles():
+        said = f"on, and what is in the compile cache hides its calls: set MLX_DISABLE_COMPILE=1 ({set_to})"
+        return Check("WARN", "compilation", said)
+    return Check("OK", "compilation", f"off, no compile cache is used ({set_to})")
 
 
 def _memory() -> Check:

@@ -115,13 +115,13 @@ def act(arguments: argparse.Namespace) -> int:
     """Print the table. UsageError for a family that is not known, and without mlx-lm."""
     try:
         from harness.targets.mlx_lm import NotInstalled, UnknownFamily
-        from harness.targets.mlx_lm_catalogue import FAMILIES, WITHOUT_ENTRY
+        from harness.targets.mlx_lm_catalogue import FAMILIES, WITHOUT_ENTRY, unknown
     except ImportError as error:
         raise UsageError(f"MLX cannot be loaded ({error}); on Linux install 'mlx[cpu]', on macOS 'mlx'") from error
     known = [*FAMILIES, *WITHOUT_ENTRY]
     chosen = known if arguments.only is None else [name.strip() for name in arguments.only.split(",")]
     if odd := [name for name in chosen if name not in known]:
-        raise UsageError(f"argument --only: no family {odd[0]!r:.60}; there are {', '.join(known)}")
+        raise UsageError(f"argument --only: {unknown(odd[0], known, 'mlx_lm')}")
     if not 1 <= arguments.programs <= 100_000:
         raise UsageError(f"argument --programs: must lie in [1, 100000], got {arguments.programs}")
     try:

@@ -43,7 +43,7 @@ def _report(arguments: argparse.Namespace) -> int:
     from harness.reporting.history import FILE, OVER_TIME, HistoryError, checkpoints_table, index_markdown
     from harness.reporting.issue import issue_markdown
     from harness.reporting.kill_matrix import write_matrix
-    from harness.reporting.text import escape
+    from harness.reporting.text import escape, link
 
     out: Path = arguments.out
     for folder in (*arguments.merge, *([] if arguments.merge else [out])):
@@ -73,12 +73,14 @@ def _report(arguments: argparse.Namespace) -> int:
         )
         for path, record in (*found, *validated):
             write_pages(path, _markdown(record), record["findings"], out)
+        pages = _pages([*found, *validated], out)
         text = index_markdown([record for _, record in found], _pages(found, out), history)
         if validated:
             those = checkpoints_table([record for _, record in validated], _pages(validated, out))
             text += f"\n## Checkpoints\n\n{those}\n"
         if matrix is not None:
-            text += f"\n## Planted bugs\n\n{escape(matrix['summary']['text'])}: faults/kill-matrix.md\n"
+            text += f"\n## Planted bugs\n\n{escape(matrix['summary']['text'])}: {link('faults/kill-matrix.md')}\n"
+            pages.append("faults/kill-matrix.md")
         cut = [line for folder in dict.fromkeys((out, *arguments.merge)) for line in cut_off(folder)]
         if cut:
             text += "\n## Cut off\n\n" + "".join(f"- {escape(line)}\n" for line in cut)
@@ -86,7 +88,7 @@ def _report(arguments: argparse.Namespace) -> int:
         text += f"\n{past.properties_over_time(history)}" if told else ""
         grids = [grid for target, runs in told.items() if (grid := over_time(target, runs)) is not None]
         write_atomically(out / "index.md", text)
-        write_atomically(out / "index.html", html_page(text, {OVER_TIME: grids}))
+        write_atomically(out / "index.html", html_page(text, {OVER_TIME: grids}, pages))
         if arguments.issue is not None:
             reports = [record for _, record in found]
             write_atomically(arguments.issue, issue_markdown(reports, past.without_report(reports, history)))

@@ -6,6 +6,8 @@ A reproduction ends with exit status 1 and one line that says what is wrong, and
 
 from __future__ import annotations
 
+import functools
+import re
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,10 +16,27 @@ FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
+class Found:
+    """What is known of a finding: the ``library`` (package) and its installed ``version``, the model type, what stands
+    behind the @ of its target, the property, its message, and the codes of the operations of its program."""
+
+    library: str
+    version: str
+    family: str
+    caches: str
+    property_id: str
+    message: str
+    operations: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class KnownFailure:
     """``id``: name of both files; ``library``: package; ``families``: model types of its targets; ``fails``: the
-    property that does; ``versions``: releases in which the bug was seen; ``program``: the shrunk program that shows it;
-    ``upstream``: a public report, "" if none is known; ``evidence``: what was looked at, and why it is a bug."""
+    property that does, and then its ``message``, a regular expression, where that tells it from others; ``caches``: how
+    begins what stands behind the @ of targets that show it, ``operations``: one of these is in every program that does
+    (codes; both empty where any may); ``versions``: releases in which the bug was seen; ``program``: the shrunk program
+    that shows it; ``upstream``: a public report, "" if none is known; ``evidence``: what was looked at, and why it is a
+    bug."""
 
     id: str
     title: str
@@ -28,6 +47,26 @@ class KnownFailure:
     program: str
     upstream: str
     evidence: str
+    caches: str = ""
+    operations: tuple[str, ...] = ()
+    message: str = ""
+
+    def matches(self, found: Found) -> str | None:
+        """By what a finding is taken for this bug, in words; None where it is another one, for all that is recorded."""
+        if self.fails != found.property_id or found.family not in self.families:
+            return None
+        if self.library != found.library or found.version not in self.versions:
+            return None
+        if self.caches and not found.caches.startswith(self.caches):
+            return None
+        if self.operations and not set(self.operations) & set(found.operations):
+            return None
+        if self.message and re.search(self.message, found.message) is None:
+            return None
+        told = ["property", "family", f"{self.library} {found.version}"]
+        told += [f"caches @{self.caches}"] if self.caches else []
+        told += [f"operation {' or '.join(self.operations)}"] if self.operations else []
+        return ", ".join(told + ["message"] * bool(self.message))
 
     @property
     def reproduction(self) -> Path:
@@ -40,10 +79,26 @@ def known_failures() -> tuple[KnownFailure, ...]:
     return tuple(_read(path) for path in sorted(FOLDER.rglob("*.toml")))
 
 
+def record_of(found: Found) -> tuple[KnownFailure, str] | None:
+    """The record that a finding matches, the one that says most of those that do, and by what; None where none does."""
+    matching = [(each, told) for each in _all() if (told := each.matches(found)) is not None]
+    return max(matching, key=lambda pair: len(pair[1]), default=None)
+
+
+@functools.cache
+def _all() -> tuple[KnownFailure, ...]:
+    return known_failures()
+
+
 def _read(path: Path) -> KnownFailure:
     data = tomllib.loads(path.read_text())
     names = {field.name for field in fields(KnownFailure)} - {"id"}
-    if odd := sorted(names ^ set(data)):
+    optional = {"caches", "operations", "message"}
+    if odd := sorted((names - optional - set(data)) | (set(data) - names)):
         raise ValueError(f"{path.name}: the field {odd[0]} is {'missing' if odd[0] in names else 'unknown'}")
-    lists = {name: tuple(data[name]) for name in ("families", "versions")}
+    lists = {name: tuple(data.get(name, ())) for name in ("families", "versions", "operations")}
+    try:
+        re.compile(data.get("message", ""))
+    except re.error as error:
+        raise ValueError(f"{path.name}: the field message is no regular expression: {error}") from error
     return KnownFailure(**data | {"id": path.stem} | lists)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from importlib import resources
 from typing import Any
 
+from harness.reporting.reproduction import reproduction
 from harness.reporting.text import block, escape, table
 
 SCHEMA = "kv-harness-checkpoint-report"
@@ -130,3 +131,5 @@ def _findings(record: Record) -> Iterator[str]:
             f"FAIL  {found['property']}   {found['target']}\n      {found['message']}\n"
             f"      program   {found['program_text']}\n      replay    {found['replay']}"
         )
+        if told := reproduction(found):
+            yield told

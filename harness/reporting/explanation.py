@@ -29,6 +29,7 @@ from harness.reporting.text import count
 from harness.trace import Trace, TraceError
 from harness.words import plain
 
+_NOT_KEPT = "what was seen is not in this file; a replay shows it"
 _MOST = 32
 """Keys that are drawn one by one; of more, the numbers say enough."""
 
@@ -56,7 +57,7 @@ def _found(trace: Trace, sentences: dict[str, str]) -> Iterator[str]:
     name = trace.finding["property"]
     yield f"Broken: {name}"
     yield f"    It says: {sentences.get(name, 'this version has no such property')}"
-    yield f"    But: {trace.finding['message']}"
+    yield f"    But: {trace.finding['message'] or _NOT_KEPT}"
     if not trace.finding["reproducible"]:
         yield "    It did not come back in a fresh model, so it depends on what ran before this program."
 
@@ -71,7 +72,7 @@ def _walk(trace: Trace) -> Iterator[str]:
         who = f"sequence {operation.index}: " if several and not isinstance(operation, BATCHES) else ""
         yield f"{number + 1}. {operation.text()}: {who}{_asked(operation)}"
         if number >= len(trace.steps):
-            yield "    not run: the program had ended before"
+            yield f"    {'not run: the program had ended before' if trace.steps else _NOT_KEPT}"
             continue
         step = trace.steps[number]
         yield from (f"    {line}" for line in _seen(step, several))

@@ -74,7 +74,14 @@ def kill_matrix(record: Mapping[str, Any]) -> str | None:
 
 
 MOST_RUNS = 40  # the newest, in a picture
-_KINDS = {"PASS": "shown", "FAIL": "bad", "VACUOUS": "lack", "INCONCLUSIVE": "lack", "NOT APPLICABLE": "none"}
+_KINDS = {
+    "PASS": "shown",
+    "FAIL": "bad",
+    "KNOWN": "bad",
+    "VACUOUS": "lack",
+    "INCONCLUSIVE": "lack",
+    "NOT APPLICABLE": "none",
+}
 
 
 def over_time(target: str, runs: Sequence[Mapping[str, Any]]) -> str | None:
@@ -88,7 +95,7 @@ def over_time(target: str, runs: Sequence[Mapping[str, Any]]) -> str | None:
     kinds = [cell for line in cells for cell in line]
     told = (
         f"{target}: {count(len(names), 'property', 'properties')} in {count(len(last), 'run')}; "
-        f"{kinds.count('bad')} cells say FAIL, {kinds.count('lack')} VACUOUS or INCONCLUSIVE"
+        f"{kinds.count('bad')} cells say FAIL or KNOWN, {kinds.count('lack')} VACUOUS or INCONCLUSIVE"
     )
-    words = {"shown": "PASS", "bad": "FAIL", "lack": "VACUOUS or INCONCLUSIVE", "none": "NOT APPLICABLE"}
+    words = {"shown": "PASS", "bad": "FAIL or KNOWN", "lack": "VACUOUS or INCONCLUSIVE", "none": "NOT APPLICABLE"}
     return Grid(f"Properties of {target}", told, names, [one["at"][:10] for one in last], cells, words).picture()

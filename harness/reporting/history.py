@@ -12,10 +12,10 @@ from typing import Any
 from harness.findings import Verdict
 from harness.reporting.files import write_atomically
 from harness.reporting.grids import MOST_RUNS
-from harness.reporting.text import escape, table
+from harness.reporting.text import escape, link, table
 
 FILE = "history.jsonl"
-BAD = ("FAIL", "INCONCLUSIVE", "VACUOUS")
+BAD = ("FAIL", "KNOWN", "INCONCLUSIVE", "VACUOUS")
 _BARS = "▁▂▃▄▅▆▇█"
 _TREND = 12  # runs that a trend shows
 _HEADERS = (
@@ -42,7 +42,7 @@ def entry(record: Mapping[str, Any], at: str) -> Entry:
         "programs": record["programs"],
         "seconds": record["seconds"],
         "decisive_steps": sum(row["decisive_steps"] for row in record["properties"]),
-        "broken": [row["property"] for row in record["findings"]],
+        "broken": list(dict.fromkeys(row["property"] for row in record["findings"])),
         "verdicts": {row["id"]: row["verdict"] for row in record["properties"]},
         "versions": {name: record["versions"][name] for name in ("kv-harness", "mlx") if name in record["versions"]},
     }
@@ -151,7 +151,7 @@ def checkpoints_table(records: Sequence[Mapping[str, Any]], pages: Sequence[str]
             "P={max_kv_size} C={prefill_chunk_size} N={tokens} K={decode}".format_map(record["plan"]),
             f"{_engine(record)}, {record['dtype']} on {record['device']}, seed {record['seed']}",
             ", ".join(f"{side} {policy}" for side, policy in record["sides"].items() if side != "control"),
-            page,
+            link(page),
         )
         for record, page in zip(records, pages, strict=True)
     ]
@@ -189,7 +189,7 @@ def index_markdown(records: Sequence[Mapping[str, Any]], pages: Sequence[str], h
                 f"{sum(one['programs'] for one in runs):,}",
                 _trend(speeds, "{:.1f}"),
                 _trend([one["decisive_steps"] for one in whole], "{:,}"),
-                known.get(name, "-"),
+                link(known[name]) if name in known else "-",
             )
         )
     about = (
@@ -201,7 +201,7 @@ def index_markdown(records: Sequence[Mapping[str, Any]], pages: Sequence[str], h
 
 
 OVER_TIME = "Properties over time"  # the heading below which a page has its pictures
-_LETTERS = {"PASS": "P", "FAIL": "F", "VACUOUS": "V", "INCONCLUSIVE": "I", "NOT APPLICABLE": "-"}
+_LETTERS = {"PASS": "P", "FAIL": "F", "KNOWN": "K", "VACUOUS": "V", "INCONCLUSIVE": "I", "NOT APPLICABLE": "-"}
 
 
 def by_target(history: Sequence[Entry]) -> dict[str, list[Entry]]:
@@ -224,7 +224,8 @@ def properties_over_time(history: Sequence[Entry]) -> str:
                 rows.append((target, name, letters))
     told = (
         table(("target", "property", f"last {MOST_RUNS} runs, oldest first"), rows)
-        + "\n\nP: PASS, F: FAIL, V: VACUOUS, I: INCONCLUSIVE, -: NOT APPLICABLE, a dot: not asked. Others passed."
+        + "\n\nP: PASS, F: FAIL, K: KNOWN, V: VACUOUS, I: INCONCLUSIVE, -: NOT APPLICABLE, a dot: not asked. "
+        "Others passed."
         if rows
         else "Every property that can be judged passed in every run."
     )

@@ -44,5 +44,7 @@ def _heading(record: Mapping[str, Any]) -> str:
 
 
 def _finding(found: Mapping[str, Any]) -> str:
-    said = (found["message"], f"program   {found['program']}", f"replay    {found['replay']}")
+    known = found.get("known")
+    told = [f"known     {known['id']}: {known['title']} {known['upstream']}".rstrip()] if known else []
+    said = (found["message"], *told, f"program   {found['program']}", f"replay    {found['replay']}")
     return f"### {code(found['property'])}\n\n{code(found['target'])}\n\n{block(chr(10).join(said))}"

@@ -8,7 +8,8 @@ from typing import Any
 from harness.findings import Finding, Verdict, Violation
 from harness.operations import Program
 from harness.reporting import coverage
-from harness.reporting.record import SCHEMA, SCHEMA_VERSION
+from harness.reporting.record import READABLE, SCHEMA
+from harness.reporting.reproduction import reproduction
 from harness.reporting.text import block, count, escape, number, table
 from harness.reporting.verdicts import PLANTED_POLICY
 from harness.words import in_words
@@ -19,8 +20,9 @@ Record = Mapping[str, Any]
 def family_markdown(record: Record) -> str:
     """The whole report of one family. ValueError for a record of another schema or version."""
     name, version = record.get("schema"), record.get("schema_version")
-    if (name, version) != (SCHEMA, SCHEMA_VERSION):
-        raise ValueError(f"not a {SCHEMA} of version {SCHEMA_VERSION}: {name!r:.60}, version {version!r:.20}")
+    if name != SCHEMA or version not in READABLE:
+        versions = " or ".join(map(str, READABLE))
+        raise ValueError(f"not a {SCHEMA} of version {versions}: {name!r:.60}, version {version!r:.20}")
     sections = (
         f"# KV cache and mask report: {escape(record['target'])}",
         f"**{escape(record['verdict'])}**: {escape(record['verdict_reason'])}",
@@ -193,14 +195,29 @@ def _findings(findings: Sequence[Record]) -> Iterator[str]:
             f"shrunk to {count(finding['operations'], 'operation')}."
             + ("" if finding["reproducible"] else " It did not come back in a fresh session.")
         )
+        if known := finding.get("known"):
+            yield f"Known: {known_words(known)}."
         yield _failure(finding, finding["replay"])
+        if told := reproduction(finding):
+            yield told
+
+
+def known_words(known: Mapping[str, str]) -> str:
+    """The record that a finding matches, as Markdown."""
+    upstream = escape(known["upstream"] or "no public report is known")
+    return f"{escape(known['id'])}: {escape(known['title'])} ({upstream}); matched by {escape(known['matched'])}"
 
 
 def _limits(record: Record) -> Iterator[str]:
     if record["partial"]:
         yield f"The run is not complete: {record['verdict_reason']}."
     for prop in record["properties"]:
-        if prop["verdict"] not in (Verdict.PASS, Verdict.FAIL):
+        if prop["verdict"] == Verdict.KNOWN:
+            yield (
+                f"{prop['id']} is {prop['verdict']}: {prop['reason']}. The search for it ended there: another bug that "
+                "breaks the same property may lie behind the recorded one."
+            )
+        elif prop["verdict"] not in (Verdict.PASS, Verdict.FAIL):
             yield f"{prop['id']} is {prop['verdict']}: {prop['reason'] or 'no reason was given'}."
     control = record["control"]
     if control is None and record["policy"] != PLANTED_POLICY:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from harness.judging import Property
-from harness.reporting.verdicts import PLANTED_POLICY, family_verdict, planted_bug
+from harness.recording import bare_trace
+from harness.reporting.verdicts import PLANTED_POLICY, Known, family_verdict, planted_bug, with_known
 from properties import ALL
 
 if TYPE_CHECKING:  # at run time it would import Hypothesis, and a report is also written from a record alone
@@ -18,7 +20,9 @@ if TYPE_CHECKING:  # at run time it would import Hypothesis, and a report is als
     from harness.reporting.shards import Shard
 
 SCHEMA = "kv-harness-family-report"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+READABLE = (1, SCHEMA_VERSION)
+"""Of the first version every record is one of the second: it knew no KNOWN."""
 
 
 def load_schema() -> dict[str, Any]:
@@ -50,6 +54,7 @@ def family_record(
     limits: Sequence[str] = (),
     shard: Shard | None = None,
     properties: Iterable[Property] = ALL,
+    known: Callable[[FoundBug], Known | None] = lambda _: None,
 ) -> dict[str, Any]:
     """The record of one campaign, valid under ``load_schema()``.
 
@@ -58,11 +63,12 @@ def family_record(
     configuration itself was (other keys are ignored).  ``control``: the same harness on the planted bug; without
     one ``control_reason`` says why.  ``replays``: property id -> command that replays its finding.  ``limits``:
     sentences on what this kind of target cannot show.  ``shard``: which part of the
-    configurations was run.  ``properties``: where the sentences come from.
+    configurations was run.  ``properties``: where the sentences come from.  ``known``: what is recorded of a finding.
 
     ValueError: ``configurations`` lacks a target that was drawn, or names one twice (the record would then
     not say what ran), or a property is unknown.  TypeError: a configuration holds what JSON cannot.
     """
+    result = with_known(result, known)
     verdict, reason = family_verdict(result, policy, control)
     control_cut = control is not None and control.partial and planted_bug(result, control) is None
     return {
@@ -96,7 +102,7 @@ def family_record(
         "coverage": result.tally.coverage.to_json(),
         "control": None if control is None else _control(result, control, path),
         "control_reason": None if control is not None else control_reason or _no_control(result, policy),
-        "findings": [_finding(bug, replays.get(bug.finding.property_id)) for bug in result.found],
+        "findings": [_finding(bug, replays.get(bug.finding.property_id), known(bug)) for bug in result.found],
         "limits": list(limits),
         **({} if shard is None else {"shards": {"of": shard.of, "numbers": [shard.number]}}),
     }
@@ -164,7 +170,7 @@ def _control(result: CampaignResult, control: CampaignResult, path: str) -> dict
     }
 
 
-def _finding(bug: FoundBug, replay: str | None) -> dict[str, Any]:
+def _finding(bug: FoundBug, replay: str | None, known: Known | None) -> dict[str, Any]:
     return {
         "property": bug.finding.property_id,
         "message": bug.finding.message,
@@ -175,6 +181,8 @@ def _finding(bug: FoundBug, replay: str | None) -> dict[str, Any]:
         "after_programs": bug.after,
         "reproducible": bug.reproducible,
         "replay": replay,
+        "trace": bare_trace(bug.target, replace(bug.finding, reproducible=bug.reproducible)),
+        **({} if known is None else {"known": dict(known)}),
     }
 
 

@@ -22,7 +22,9 @@ _SAME = ("schema_version", "target", "policy", "profile", "budget", "seed", "dev
 """What shards of one run have in common."""
 _ANY = ("python", "platform", "pytest", "pytest-xdist", "tabulate")
 """Versions that may differ: they decide no result."""
-_RANKS = ("FAIL", "INCONCLUSIVE", "VACUOUS", "PASS")
+_RANKS = ("FAIL", "INCONCLUSIVE", "KNOWN", "VACUOUS", "PASS")
+_FOUND = ("FAIL", "KNOWN")
+"""Verdicts of records with findings that must not be lost."""
 _SEEN = frozenset({Capability.ATTENTION, Capability.POSITIONS})
 
 
@@ -154,28 +156,44 @@ def rank(record: Record) -> tuple[int, int, str]:
 
 def covers(record: Record, other: Record) -> bool:
     """Is ``other`` of the same run, of no shard beside those of ``record``, and without a finding to lose?"""
-    if other["verdict"] == "FAIL" or not _one_run(record, other):
+    if other["verdict"] in _FOUND or not _one_run(record, other):
         return False
     return set(other["shards"]["numbers"]) <= set(record["shards"]["numbers"])
 
 
 def worse(one: Record, other: Record) -> dict[str, Any]:
     """Of two records of one place the one to keep: what has all shards of the other one, else the worse one. Of two
-    that FAIL it also has what the other one found: the same in whatever order, and however often."""
+    that FAIL (or KNOWN) it also has what the other one found: the same in whatever order, and however often."""
     if covers(one, other) != covers(other, one):
         return dict(one if covers(one, other) else other)
     kept, left = sorted((one, other), key=lambda each: (*rank(each), json.dumps(each, sort_keys=True)))
-    if not kept["verdict"] == left["verdict"] == "FAIL" or "budget" not in kept:  # a validation
+    if kept["verdict"] not in _FOUND or left["verdict"] not in _FOUND or "budget" not in kept:  # a validation
         return dict(kept)
-    known = {finding["property"] for finding in kept["findings"]} if _one_run(kept, left) else set()
-    more = [each for each in left["findings"] if each not in kept["findings"] and each["property"] not in known]
+    known = {_bug(finding) for finding in kept["findings"]} if _one_run(kept, left) else set()
+    more = [each for each in left["findings"] if each not in kept["findings"] and _bug(each) not in known]
     if not more:
         return dict(kept)
     findings = sorted([*kept["findings"], *more], key=lambda each: (each["after_programs"], json.dumps(each)))
-    broken = {finding["property"] for finding in more}
-    rows = [{**row, "verdict": "FAIL", "reason": None} if row["id"] in broken else row for row in kept["properties"]]
+    of = {row["id"]: [each for each in findings if each["property"] == row["id"]] for row in kept["properties"]}
+    rows = [_with_findings(row, of[row["id"]]) for row in kept["properties"]]
     made = {**kept, "findings": findings, "properties": rows}
     return {**made, "verdict_reason": kept["verdict_reason"].replace(_reason(kept), _reason(made))}
+
+
+def _bug(finding: Record) -> tuple[str, str | None]:
+    """What tells findings apart: the property, and the record that it matches. What is recorded hides no other."""
+    return finding["property"], finding.get("known", {}).get("id")
+
+
+def _with_findings(row: Record, found: Sequence[Record]) -> Record:
+    """KNOWN only if all of them are recorded."""
+    if not found:
+        return row
+    recorded = [_bug(each)[1] for each in found]
+    if None in recorded:
+        return {**row, "verdict": "FAIL", "reason": None}
+    told = "; ".join(f"recorded as {name}" for name in dict.fromkeys(recorded))
+    return {**row, "verdict": "KNOWN", "reason": told}
 
 
 def _reason(record: Record) -> str:
@@ -223,10 +241,11 @@ def _size(worst: float | str) -> float:
 
 
 def _findings(records: Sequence[Record]) -> Iterator[Record]:
-    """Of every property the shortest, in the order in which they were found; the first shard's of equal ones."""
+    """Of every property, and of every record that its findings match, the shortest, in the order in which they were
+    found; the first shard's of equal ones."""
     found = [finding for record in records for finding in record["findings"]]
-    for name in dict.fromkeys(each["property"] for each in sorted(found, key=lambda each: each["after_programs"])):
-        yield min((each for each in found if each["property"] == name), key=lambda each: each["operations"])
+    for bug in dict.fromkeys(_bug(each) for each in sorted(found, key=lambda each: each["after_programs"])):
+        yield min((each for each in found if _bug(each) == bug), key=lambda each: each["operations"])
 
 
 def _control(records: Sequence[Record], findings: Sequence[Record]) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from urllib.parse import quote
 
 from tabulate import tabulate
 
@@ -24,6 +25,12 @@ def escape(text: object) -> str:
     return _SPECIAL.sub(lambda match: "\\" + match.group(), " ".join(str(text).split()))
 
 
+def link(page: str) -> Markdown:
+    """To a page beside this one, by its relative path."""
+    path = quote(page)
+    return Markdown(f"[{path}]({path})")
+
+
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]], right: Collection[int] = ()) -> str:
     """A GitHub table; a cell that is no ``Markdown`` is escaped. ``right``: columns aligned to the right."""
     return tabulate(
@@ -35,10 +42,14 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]], right: Colle
     )
 
 
-def block(text: str) -> str:
+OPEN, CLOSE = "<details><summary>Standalone reproduction</summary>", "</details>"
+"""Around what folds away. The one HTML of our Markdown: escaped text never has a line like these."""
+
+
+def block(text: str, language: str = "text") -> str:
     """A code block whose fence is longer than any run of backticks inside."""
     fence = "`" * max(3, 1 + max((len(run) for run in _BACKTICKS.findall(text)), default=0))
-    return f"{fence}text\n{text}\n{fence}"
+    return f"{fence}{language}\n{text}\n{fence}"
 
 
 def code(text: object) -> str:

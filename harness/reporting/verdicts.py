@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # at run time it would import Hypothesis, and a report is als
 
 PLANTED_POLICY = "offset"
 """The mask policy of the control: the bug that every run must be able to find."""
-WORST = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.VACUOUS, Verdict.PASS)
+WORST = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.KNOWN, Verdict.VACUOUS, Verdict.PASS)
 
 
 def planted_bug(result: CampaignResult, control: CampaignResult) -> FoundBug | None:
@@ -53,6 +53,25 @@ class Outcome:
         return next((verdict for verdict in WORST if verdict in met), Verdict.VACUOUS)
 
 
+Known = Mapping[str, str]
+"""Of a finding that is recorded: ``id`` and ``title`` of the record, ``upstream``, and ``matched`` (by what)."""
+
+
+def with_known(result: CampaignResult, known: Callable[[FoundBug], Known | None]) -> CampaignResult:
+    """The result with KNOWN for every property of which each finding is recorded: one that is not keeps it FAIL."""
+    told: dict[str, list[Known | None]] = {}
+    for bug in result.found:
+        told.setdefault(bug.finding.property_id, []).append(known(bug))
+    recorded = {name: [one for one in ones if one is not None] for name, ones in told.items() if None not in ones}
+    rows = [
+        replace(row, verdict=Verdict.KNOWN, reason="; ".join(f"recorded as {one['id']}" for one in recorded[row.id]))
+        if row.id in recorded
+        else row
+        for row in result.properties
+    ]
+    return replace(result, properties=rows)
+
+
 def family_verdict(result: CampaignResult, policy: str, control: CampaignResult | None) -> tuple[Verdict, str]:
     """(verdict, reason) of a campaign, as ``verdict_of``."""
     return verdict_of(_outcome(result, policy, None if control is None else _caught(result, control, policy)))
@@ -78,14 +97,19 @@ def _caught(result: CampaignResult, control: CampaignResult, policy: str) -> Out
 def verdict_of(outcome: Outcome) -> tuple[Verdict, str]:
     """(verdict, reason). FAIL stays FAIL whatever else happened: its shrunk program is evidence by itself.
 
-    A run that was interrupted never says PASS, and a run whose control was not caught is VACUOUS.
+    A run that was interrupted never says PASS, and a run whose control was not caught is VACUOUS, but for KNOWN, which
+    is as much evidence as FAIL.
     """
     control = outcome.control
     if outcome.worst is Verdict.FAIL:
         reason = _failed(outcome)
         return Verdict.FAIL, f"{reason}; {outcome.cut}" if outcome.cut else reason
     if outcome.cut:
-        return Verdict.INCONCLUSIVE, outcome.cut
+        known = f"; {_known(outcome)}" if _ids(outcome, Verdict.KNOWN) else ""
+        return Verdict.INCONCLUSIVE, outcome.cut + known
+    if outcome.worst is Verdict.KNOWN:
+        missed = control is not None and control.first_after is None
+        return Verdict.KNOWN, _known(outcome) + ("; the planted bug was not caught" if missed else "")
     if control is not None and control.first_after is None:
         if control.cut:
             return Verdict.INCONCLUSIVE, f"{control.cut} of the control"
@@ -117,6 +141,14 @@ def _failed(outcome: Outcome) -> str:
     if outcome.first_after is not None:
         reason += f"; the first was found after {count(outcome.first_after, 'program')}"
     return reason
+
+
+def _known(outcome: Outcome) -> str:
+    known = _ids(outcome, Verdict.KNOWN)
+    told = f"{_of_all(outcome, known)} {'fails' if len(known) == 1 else 'fail'} as recorded: {', '.join(known)}"
+    if ids := _ids(outcome, Verdict.VACUOUS):
+        told += f"; without a decisive step: {', '.join(ids)}"
+    return told
 
 
 def _passed(outcome: Outcome) -> str:

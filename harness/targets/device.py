@@ -20,3 +20,17 @@ def use_device(name: str) -> None:
 def device() -> str:
     """Where the reference models run and in which precision, for reports."""
     return f"{mx.default_device()}, float32 weights"
+
+
+def compiles() -> bool:
+    """Does MLX keep what it compiled? The Python of a compiled function then runs once for arrays of one shape."""
+    ran: list[None] = []
+
+    def counted(array: mx.array) -> mx.array:
+        ran.append(None)
+        return array + 1
+
+    compiled = mx.compile(counted)
+    for number in (1.0, 2.0):
+        mx.eval(compiled(mx.array([number])))
+    return len(ran) < 2

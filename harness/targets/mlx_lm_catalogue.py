@@ -3,7 +3,9 @@ type>+<variant>.toml``. All are tiny, and ours."""
 
 from __future__ import annotations
 
+import difflib
 import tomllib
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -85,6 +87,16 @@ def catalogue(folder: Path, kind: type[Kind]) -> tuple[dict[str, tuple[Kind, ...
         else:
             families[model_type] = (*families.get(model_type, ()), family)
     return families, pending
+
+
+def unknown(name: str, known: Collection[str], kind: str) -> str:
+    """What to say of a name that a catalogue lacks: the nearest ones, and what lists all. ``kind``: of target."""
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    nearest = f"nearest: {', '.join(near)}; " if near else ""
+    return (
+        f"{kind} has no family {name!r:.60} in the catalogue; {nearest}"
+        f"kv-harness families --kind {kind} lists all {len(known)}"
+    )
 
 
 FAMILIES, WITHOUT_ENTRY = catalogue(FOLDER, Family)

@@ -18,7 +18,7 @@ from harness.checkpoints.contents import contents
 from harness.probe import Probe
 from harness.targets import mlx_lm_caches as held
 from harness.targets.mlx_lm_catalogue import Family
-from harness.targets.mlx_lm_models import UnknownFamily, library, variants, version
+from harness.targets.mlx_lm_models import UnknownFamily, library, named_by, variants, version
 from harness.targets.naming import TargetError
 
 FAR = 4096
@@ -35,7 +35,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """The model, float32 where it is not packed, and what is known of it."""
+    """The model, float32 where it is not packed, and what is known of it. ``model_type``: its name in the catalogue."""
 
     model: Any
     model_type: str
@@ -52,7 +52,7 @@ def find(path: str) -> Checkpoint:
         if not folder.is_dir():
             raise TargetError(f"{path:.200}: no such directory; a checkpoint is named by its folder")
         files = open_files(folder)
-        variants(files.config["model_type"])  # what it is, before hundreds of megabytes are read
+        variants(named_by(files.config["model_type"]))  # what it is, before hundreds of megabytes are read
         _only_what_is_loaded(folder, files.config, files.weights.files)
         contents(files)  # a config that calls weights quantised which are not, or the reverse
         return Checkpoint(str(folder), fingerprint(files).digest)
@@ -84,7 +84,7 @@ def load(checkpoint: Checkpoint) -> Loaded:
         )
     library()  # NotInstalled
     files = open_files(Path(checkpoint.path))
-    model_type: str = files.config["model_type"]
+    model_type = named_by(files.config["model_type"])
     try:
         found = importlib.import_module("mlx_lm.utils").load_model(Path(checkpoint.path))
         model = found[0] if isinstance(found, tuple) else found  # the model alone, in old releases

@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
-from harness.targets.mlx_lm_catalogue import FAMILIES, WITHOUT_ENTRY, Family
+from harness.targets.mlx_lm_catalogue import FAMILIES, WITHOUT_ENTRY, Family, unknown
 from harness.targets.mlx_lm_session import Library
 
 
@@ -119,5 +119,18 @@ def variants(model_type: str) -> tuple[Family, ...]:
     if model_type in WITHOUT_ENTRY:
         raise UnknownFamily(f"mlx_lm:{model_type} cannot be judged: {WITHOUT_ENTRY[model_type]}")
     if model_type not in FAMILIES:
-        raise UnknownFamily(f"mlx_lm has no family {model_type!r:.60} in the catalogue; it has {', '.join(FAMILIES)}")
+        raise UnknownFamily(unknown(model_type, FAMILIES, "mlx_lm"))
     return FAMILIES[model_type]
+
+
+def named_by(model_type: str) -> str:
+    """The name in the catalogue of what a ``config.json`` calls its ``model_type``: itself, or that of the entry whose
+    module the library loads for it. What the catalogue has not comes back as it is."""
+    if model_type in FAMILIES or model_type in WITHOUT_ENTRY:
+        return model_type
+    try:
+        others: dict[str, str] = importlib.import_module("mlx_lm.utils").MODEL_REMAPPING
+    except (ImportError, AttributeError):  # not installed, or a release without such a table
+        others = {}
+    module = others.get(model_type, model_type)
+    return next((name for name, entries in FAMILIES.items() if (entries[0].module or name) == module), model_type)

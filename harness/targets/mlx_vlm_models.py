@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from harness.probe import PositionHook, Probe
 from harness.target import ImageFormat
-from harness.targets.mlx_lm_catalogue import Family, catalogue
+from harness.targets.mlx_lm_catalogue import Family, catalogue, unknown
 from harness.targets.mlx_lm_models import NotInstalled, UnknownFamily, randomised
 
 MODULES = ["text", "vision"]
@@ -98,7 +98,7 @@ class Caches:
 def variants(model_type: str) -> tuple[VisionFamily, ...]:
     """The configurations of a model type. UnknownFamily where there are none."""
     if model_type not in FAMILIES:
-        raise UnknownFamily(f"mlx_vlm has no family {model_type!r:.60} in the catalogue; it has {', '.join(FAMILIES)}")
+        raise UnknownFamily(unknown(model_type, FAMILIES, "mlx_vlm"))
     return FAMILIES[model_type]
 
 

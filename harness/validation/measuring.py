@@ -13,6 +13,7 @@ from harness.execution import Execution
 from harness.findings import Finding
 from harness.judge import Judge
 from harness.judging import Judgement, Property, attention_calls, is_blind
+from harness.recording import bare_trace
 from harness.steps import ForwardStep, Step
 from harness.tally import Tally
 from harness.target import Target
@@ -103,6 +104,7 @@ def _finding(run: Execution, prop: str, judgement: Judgement, keep: Keep) -> dic
         "message": " ".join(finding.message.split()),
         "program_text": str(run.program),
         "replay": keep(run, finding),
+        "trace": bare_trace(run.target, finding),
     }
 
 

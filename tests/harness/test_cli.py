@@ -260,6 +260,10 @@ def test_families_and_properties(capsys: pytest.CaptureFixture[str]) -> None:
     for family in reference.FAMILIES:
         assert family in listed
     assert "int8" in listed
+    for kind, some in (("mlx_lm", ("nemotron_nas", "tiny, linear-first")), ("mlx_vlm", ("qwen2_vl",))):
+        assert cli.main(["families", "--kind", kind]) == 0
+        listed = capsys.readouterr().out
+        assert all(name in listed for name in some) and "int8" not in listed
     assert cli.main(["properties"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if not line.startswith(" ")] == [prop.id for prop in properties.ALL]

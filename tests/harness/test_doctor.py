@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,3 +88,20 @@ def test_a_model_that_does_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
     monkeypatch.setattr(reference, "targets", broken)
     assert said(tmp_path)["a model runs"] == Check("FAIL", "a model runs", "RuntimeError: no kernel")
+
+
+def test_whether_mlx_compiles_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import mlx.core as mx
+
+    monkeypatch.setenv("MLX_DISABLE_COMPILE", "1")
+    off = said(tmp_path)["compilation"]
+    assert off == Check("OK", "compilation", "off, no compile cache is used (MLX_DISABLE_COMPILE=1)")
+    monkeypatch.delenv("MLX_DISABLE_COMPILE")
+
+    def kept(made: Any) -> Any:
+        first: list[Any] = []
+        return lambda *given: first[0] if first else first.append(made(*given)) or first[0]
+
+    monkeypatch.setattr(mx, "compile", kept)
+    on = doctor._compiling()
+    assert on.verdict == "WARN" and "compile cache hides" in on.detail and "is not set" in on.detail

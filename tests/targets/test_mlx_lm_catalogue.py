@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.targets.mlx_lm_catalogue import FAMILIES, FOLDER, WITHOUT_ENTRY, Family, catalogue
+from harness.targets.mlx_lm_catalogue import FAMILIES, FOLDER, WITHOUT_ENTRY, Family, catalogue, unknown
 
 GOOD = (FOLDER / "llama.toml").read_text()
 
@@ -72,3 +72,25 @@ def test_what_cannot_be_built_is_one_line(change: dict[str, Any], why: str, monk
     finally:
         mlx_lm_models.build.cache_clear()
     assert "\n" not in str(caught.value)
+
+
+def test_every_entry_is_found_by_what_the_library_calls_its_module() -> None:
+    """A ``config.json`` says ``model_type``, by which the library finds the module: ``nemotron-nas``."""
+    pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: pip install 'mlx-kv-harness[mlx-lm]'")
+    from mlx_lm.utils import MODEL_REMAPPING
+
+    from harness.targets.mlx_lm_models import named_by
+
+    others = {one.module: name for name, entries in FAMILIES.items() for one in entries if one.module}
+    assert others == {"nemotron-nas": "nemotron_nas"}  # a new one needs a checkpoint in test_mlx_lm_checkpoints
+    assert {module: named_by(module) for module in others} == others
+    assert [name for name in FAMILIES if named_by(name) != name or name in MODEL_REMAPPING] == []
+    assert named_by("mistral") == "llama" and named_by("nothing-like-it") == "nothing-like-it"
+
+
+def test_a_name_that_is_not_there_is_answered_by_the_nearest() -> None:
+    assert unknown("nemotron-nas", FAMILIES, "mlx_lm") == (
+        "mlx_lm has no family 'nemotron-nas' in the catalogue; nearest: nemotron_nas, nemotron, nemotron_h; "
+        f"kv-harness families --kind mlx_lm lists all {len(FAMILIES)}"
+    )
+    assert "nearest" not in unknown("&", FAMILIES, "mlx_lm")

@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 
 pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: pip install 'mlx-kv-harness[mlx-lm]'")
 
@@ -104,6 +105,26 @@ def test_what_transformers_saves_is_judged(save: Save, model_type: str) -> None:
     target = only(f"mlx_lm:{save(model_type)}")
     assert target.windows == (None,) * 4 and target.rules == (None,) * 4
     judge(save(model_type))
+
+
+#: Entries of the catalogue whose checkpoints say another ``model_type``, and that.
+CALLED = [(name, one.variant, one.module) for name, entries in FAMILIES.items() for one in entries if one.module]
+
+
+@pytest.mark.parametrize(("family", "variant", "called"), [*CALLED, ("llama", "tiny", "mistral")])
+def test_a_config_that_names_the_module_and_not_the_entry(
+    family: str, variant: str, called: str, tmp_path: Path
+) -> None:
+    """What the library loads for a ``model_type`` decides which entry of the catalogue is meant."""
+    (entry,) = (one for one in variants(family) if one.variant == variant)
+    (tmp_path / "config.json").write_text(json.dumps(entry.config | {"model_type": called}))
+    weights: Any = tree_flatten(build(family, variant, 0).parameters())
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), dict(weights), {"format": "mlx"})
+    target = only(f"mlx_lm:{tmp_path}@live-window")
+    assert target.model_type == family and target.family.config["model_type"] == called
+    chunk = () if variant == "linear-first" else (TrimFront(3), Chunk(6))  # whose mask is a known failure
+    judge_program(target, Program((Prefill(9), *chunk, Decode(2))), ALL)
+    assert mlx_lm.target_from_identity(target.identity.to_json()).identity == target.identity
 
 
 def test_the_windows_of_a_family_with_some_are_those_of_its_config(save: Save) -> None:

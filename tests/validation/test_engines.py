@@ -4,6 +4,7 @@ trim is vacuous or refused."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from importlib.util import find_spec
@@ -36,8 +37,31 @@ def _from_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # workers find the package
 
 
+def test_the_report_of_an_offset_mask_holds_what_replays_it(
+    synth: Synth,
+    validate: Validate,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The block of the Markdown, saved where nothing else lies; the checkpoint is named by where it is."""
+    wrong = validate(synth("qwen2_vl"), "--after", "offset")
+    assert wrong.record is not None and wrong.markdown is not None
+    VALIDATOR.validate(wrong.record)
+    blocks = re.findall(r"^```json\n(.*?)^```$", wrong.markdown, re.M | re.S)
+    assert len(blocks) == len(wrong.record["findings"]) > 0
+    assert wrong.markdown.count("The checkpoint must lie where the file says") == len(blocks)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    Path("trace.json").write_text(blocks[0])
+    assert main(["replay", "trace.json"]) == 1
+    assert f"{wrong.record['findings'][0]['property']} is still broken" in capsys.readouterr().out
+
+
 @needs_mlx_lm
-@pytest.mark.parametrize(("family", "bits"), [("olmo3", None), ("olmo3", 4), ("glm4_moe_lite", None)])
+@pytest.mark.parametrize(
+    ("family", "bits"), [("olmo3", None), ("olmo3", 4), ("glm4_moe_lite", None), ("nemotron_nas", None)]
+)
 def test_mlx_lm_passes_and_the_offset_policy_fails(
     family: str, bits: int | None, synth: Synth, validate: Validate
 ) -> None:

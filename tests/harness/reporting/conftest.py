@@ -28,6 +28,8 @@ TINY = Unshrunk("test", programs=15, operations=6)
 VERSIONS = {"kv-harness": "0.1.0", "python": "3.11.7", "mlx": "0.32.4", "platform": "Linux x86_64"}
 MASK = "mask_key_axis_equals_live_keys"
 
+RECORDED = {"id": "some_bug", "title": "masks | too wide", "upstream": "", "matched": "property, family, mlx-lm 1.0"}
+
 Campaign = Callable[..., CampaignResult]
 Record = dict[str, Any]
 
@@ -107,7 +109,7 @@ def hand_made() -> dict[str, Record]:
         "nothing applicable": record_of(campaign({p.id: Verdict.NOT_APPLICABLE for p in ALL}), caught),
         "inconclusive": record_of(campaign({MASK: Verdict.INCONCLUSIVE}), caught),
         "known and limited": record_of(
-            campaign({MASK: Verdict.KNOWN, "positions_are_absolute": Verdict.LIMITATION}), caught
+            campaign({"positions_are_absolute": Verdict.LIMITATION}, found=(bug(),)), caught, known=lambda _: RECORDED
         ),
         "nan": record_of(campaign(worst=float("nan")), caught),
         "inf": record_of(campaign(worst=float("inf")), caught),

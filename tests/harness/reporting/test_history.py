@@ -58,7 +58,7 @@ WRONG = (
     *({"seconds": odd} for odd in ("x", float("nan"), 1e-320, -1.0, True, 1e300)),
     *(
         {"verdict": "GOOD"},
-        {"verdict": "KNOWN"},
+        {"verdict": "LIMITATION"},
         {"verdicts": {"p": "x"}},
         {"verdicts": {"p": []}},
         {"target": "\ud800"},

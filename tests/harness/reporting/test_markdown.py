@@ -1,6 +1,7 @@
 """The Markdown says what the record says, and its tables are tables whatever the record holds."""
 
 import copy
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -143,7 +144,9 @@ def standard(finding: Record, replay: str | None) -> str:
 def test_findings_and_control_are_in_the_standard_form(each: Record) -> None:
     found = sections(family_markdown(each))
     expected = [standard(finding, finding["replay"]) for finding in each["findings"]]
-    assert fences(found["Findings"]) == expected
+    shown_alone = fences(found["Findings"])  # failure, trace, and what replays it
+    assert shown_alone[::3] == expected and len(shown_alone) == 3 * len(expected)
+    assert [json.loads(text) for text in shown_alone[1::3]] == [finding["trace"] for finding in each["findings"]]
     control = each["control"]
     shows = control is not None and control["property"] is not None
     assert fences(found["Control: the planted bug"]) == ([standard(control, None)] if shows else [])
@@ -254,7 +257,8 @@ def test_nothing_that_a_record_holds_breaks_the_document(records: dict[str, Reco
     assert drawn[1][2] == f"{line}={line}"
     assert line in [shown(t) for t in sections(markdown)["What this run could not show"] if t.type == "inline"]
     assert fences(sections(markdown)["The same run again"]) == ["run\n```\n# h"]
-    (finding,) = fences(sections(markdown)["Findings"])
+    finding, _, again = fences(sections(markdown)["Findings"])
+    assert again.startswith("kv-harness replay trace.json")
     assert line in finding.splitlines()[1]
 
 
@@ -276,7 +280,7 @@ def test_pieces() -> None:
 
 @pytest.mark.parametrize("field", ["schema", "schema_version"])
 def test_a_record_of_another_kind_is_refused(field: str, records: dict[str, Record]) -> None:
-    with pytest.raises(ValueError, match="not a kv-harness-family-report of version 1"):
+    with pytest.raises(ValueError, match="not a kv-harness-family-report of version 1 or 2"):
         family_markdown({**records["pass"], field: "other"})
 
 

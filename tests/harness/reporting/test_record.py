@@ -123,6 +123,9 @@ def test_a_finding_is_told_whole(make: Record) -> None:
     found = make["bug"](message="layer 1: wrong", reproducible=False, after=41)
     record = make["record"](make["campaign"](found=(found, make["bug"]("positions_are_absolute"))))
     first, second = record["findings"]
+    trace = first.pop("trace")
+    assert trace["finding"] == {"property": first["property"], "step": 2, "message": "", "reproducible": False}
+    assert (trace["program"], trace["target"]) == (first["program_json"], found.target.identity.to_json())
     assert first == {
         "property": "mask_key_axis_equals_live_keys",
         "message": "layer 1: wrong",

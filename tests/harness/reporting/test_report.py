@@ -205,3 +205,14 @@ def test_a_target_without_a_report_is_told(records: dict[str, Record], tmp_path:
     assert "| no report |" in line.replace("  ", " ")
     text = (tmp_path / "issue.md").read_text()
     assert "No report, though history knows them: `reference:lost`." in text and "0 reports of 1 are not PASS." in text
+
+
+def test_the_index_links_to_its_reports_and_to_nothing_else(records: dict[str, Record], tmp_path: Path) -> None:
+    folder = put(tmp_path, whole=records["pass"] | {"target": "reference:[x](http://y) qwen2_vl"})
+    odd = next((folder / "families").glob("*.json"))
+    odd.rename(odd.with_name("odd (1).json"))
+    assert cli.main(["report", "--out", str(folder)]) == 0
+    assert "| [families/odd%20%281%29.md](families/odd%20%281%29.md) |" in (folder / "index.md").read_text()
+    page = (folder / "index.html").read_text()
+    assert '<a href="families/odd%20%281%29.html">families/odd%20%281%29</a>' in page and page.count("<a ") == 1
+    assert (folder / "families" / "odd (1).html").is_file()

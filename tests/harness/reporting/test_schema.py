@@ -79,10 +79,11 @@ def set_(*path: Any, to: Any) -> Callable[[Record], None]:
 #: name -> (record, how it is spoilt)
 SPOILT: dict[str, tuple[str, Callable[[Record], None]]] = {
     "another schema": ("pass", set_("schema", to="other")),
-    "another version": ("pass", set_("schema_version", to=2)),
+    "another version": ("pass", set_("schema_version", to=1)),
     "extra field": ("pass", set_("host", to="x")),
     "unknown verdict": ("pass", set_("verdict", to="OK")),
-    "verdict of a property, not of a family": ("pass", set_("verdict", to="KNOWN")),
+    "verdict of a property, not of a family": ("pass", set_("verdict", to="LIMITATION")),
+    "KNOWN with a finding that is not": ("fail", set_("verdict", to="KNOWN")),
     "unknown verdict of a property": ("pass", set_("properties", 0, "verdict", to="pass")),
     "reason of two lines": ("pass", set_("verdict_reason", to="a\nb")),
     "no reason": ("pass", set_("verdict_reason", to="")),
