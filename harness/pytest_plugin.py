@@ -1,77 +1,46 @@
-"""``pytest --kv-target mlx_lm:qwen3``: every configuration of a target is a test, and so is the planted bug.
+"""The tests that ``pytest --kv-target`` adds: one for every configuration of a target, and one for the planted bug.
 
-Their names, ``kv-harness::mlx_lm:qwen3[tiny-rows]``, can be given back to pytest, with the option or without it.
-Without either nothing is imported, collected or changed. Every process of ``pytest -n`` collects the same tests and
-runs its part of them; each gets the programs that a run of the whole target would give it.
+The plugin is ``mlx_kv_harness_plugin``, whose source is in ``harness/shim``; an install loads it by itself. Where this
+package is on PYTHONPATH alone, ``-p harness.pytest_plugin`` does.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
-import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-PROFILES = ("smoke", "quick", "ci", "nightly")
-_ROOT = "kv-harness"  # what stands in the place of a file in the names of the tests
-_TOLD = "kv_harness"  # the user property that carries verdicts from process to process, and into JUnit
+ROOT = "kv-harness"  # what stands in the place of a file in the names of the tests; the plugin has both words too
+TOLD = "kv_harness"  # the user property that carries verdicts from process to process, and into JUnit
+_ENTRY = "kv_harness"  # the name of the entry point: pytest loads nothing twice under one name
+_PLUGIN = "mlx_kv_harness_plugin"
 
 
-_CHOSEN = pytest.StashKey[list[str]]()
+def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Whoever names this module as a plugin means that one."""
+    loaded = pluginmanager.get_plugin(_ENTRY)
+    if loaded is None or loaded is sys.modules[__name__]:
+        name = _PLUGIN if importlib.util.find_spec(_PLUGIN) else f"harness.shim.{_PLUGIN}"
+        pluginmanager.register(importlib.import_module(name), _PLUGIN if loaded else _ENTRY)
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options; ``--kv-target`` is the one that does something."""
-    group = parser.getgroup("kv-harness", "verify KV caches and attention masks (mlx-kv-harness)")
-    group.addoption(
-        "--kv-target",
-        action="append",
-        default=[],
-        metavar="NAME,NAME",
-        help="what to verify, as for `kv-harness run --target`; may be repeated",
-    )
-    group.addoption("--kv-profile", choices=PROFILES, default="quick", help="budget (default: quick)")
-    group.addoption("--kv-seed", type=int, default=0, metavar="N", help="default: 0")
-    group.addoption("--kv-out", default="reports", metavar="DIR", help="traces of findings go to DIR/findings")
+def add_tests(session: pytest.Session, items: list[pytest.Item], given: list[str], chosen: list[str]) -> None:
+    """Append the tests of the targets ``given`` (values of ``--kv-target``) and those ``chosen`` by their names.
 
-
-def pytest_configure(config: pytest.Config) -> None:
-    """The marker, and what must be set before MLX is imported."""
-    config.addinivalue_line("markers", "kv_harness: a configuration that --kv-target names, verified by mlx-kv-harness")
-    if config.getoption("--kv-target") or any(map(_is_ours, config.args)):
-        os.environ.setdefault("MLX_DISABLE_COMPILE", "1")  # a compiled function hides its calls from the probe
-        os.environ.setdefault("MLX_ENABLE_TF32", "0")
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-
-def _is_ours(argument: str) -> bool:
-    return argument.startswith(f"{_ROOT}::")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection(session: pytest.Session) -> None:
-    """Keep the names of our tests from pytest, which would look for files. The process that only hands tests out to
-    others (``-n``) hands the names on, and collects nothing."""
+    Raises:
+        pytest.UsageError: one of them does not exist.
+    """
     config = session.config
-    if hasattr(config, "workerinput") or not config.pluginmanager.hasplugin("dsession"):
-        config.stash[_CHOSEN] = [argument for argument in config.args if _is_ours(argument)]
-        config.args[:] = [argument for argument in config.args if not _is_ours(argument)]
-
-
-@pytest.hookimpl(tryfirst=True)  # before -k and -m choose
-def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Add a test for every configuration of every target, or those of them that are named."""
-    chosen = config.stash[_CHOSEN]
-    if odd := [name for name in chosen if not re.fullmatch(rf"{_ROOT}::[^\[]+\[.+\]", name)]:
-        raise pytest.UsageError(f"not found: {odd[0]} (a test is called {_ROOT}::TARGET[CONFIGURATION])")
-    given: list[str] = config.getoption("--kv-target")
-    given = given + [name.removeprefix(f"{_ROOT}::").rpartition("[")[0] for name in chosen]
-    if not given:
-        return
+    if odd := [name for name in chosen if not re.fullmatch(rf"{ROOT}::[^\[]+\[.+\]", name)]:
+        raise pytest.UsageError(f"not found: {odd[0]} (a test is called {ROOT}::TARGET[CONFIGURATION])")
+    given = given + [name.removeprefix(f"{ROOT}::").rpartition("[")[0] for name in chosen]
     from harness.targets.naming import split_names
 
     if not 0 <= config.getoption("--kv-seed") < 2**32:
@@ -79,7 +48,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     names = dict.fromkeys(name for each in given for name in split_names(each))
     if not names or not all(map(str.strip, given)):
         raise pytest.UsageError("--kv-target: names no target")
-    targets: Targets = Targets.from_parent(session, name=_ROOT, nodeid=_ROOT)
+    targets: Targets = Targets.from_parent(session, name=ROOT, nodeid=ROOT)
     targets.tests = [test for name in names for test in _items(targets, config, name)]
     if chosen:
         known = {test.nodeid for test in targets.tests}
@@ -176,7 +145,7 @@ class Configuration(Verified):
         result = with_known(result, known_of)
         verdicts = {row.id: row.verdict.value for row in result.properties}
         told = {"target": self.verified, "programs": result.tally.coverage.programs, "properties": verdicts}
-        self.user_properties.append((_TOLD, json.dumps(told)))
+        self.user_properties.append((TOLD, json.dumps(told)))
         replays = write_findings(self.run, result)
         bad = [self._failure(bug, replays[bug.finding.property_id]) for bug in result.found]
         tolerated = {Verdict.PASS, Verdict.NOT_APPLICABLE, Verdict.FAIL, Verdict.KNOWN}  # told by their findings
@@ -223,30 +192,3 @@ class Control(Verified):
         if not any(bug.reproducible for bug in found.found):
             programs = found.tally.coverage.programs
             raise Broken(f"the planted bug was not caught in {programs} programs, so the run proves nothing")
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Properties by targets: the worst verdict of any configuration."""
-    told: dict[str, dict[str, str]] = {}
-    programs: dict[str, int] = {}
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            if getattr(report, "when", None) != "call":
-                continue
-            for data in (json.loads(value) for key, value in report.user_properties if key == _TOLD):
-                worst = told.setdefault(data["target"], {})
-                programs[data["target"]] = programs.get(data["target"], 0) + data["programs"]
-                for name, verdict in data["properties"].items():
-                    worst[name] = min(worst.get(name, verdict), verdict, key=_ORDER.index)
-    if not told:
-        return
-    from tabulate import tabulate
-
-    names = list(dict.fromkeys(name for verdicts in told.values() for name in verdicts))
-    rows = [[name, *(verdicts.get(name, "-") for verdicts in told.values())] for name in names]
-    rows.append(["programs", *map(str, programs.values())])
-    terminalreporter.section("kv-harness")
-    terminalreporter.write_line(tabulate(rows, headers=["property", *told], tablefmt="simple"))
-
-
-_ORDER = ("FAIL", "INCONCLUSIVE", "KNOWN", "VACUOUS", "PASS", "NOT APPLICABLE")

@@ -74,6 +74,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "harness.detection",
         "harness.verifying",
         "harness.pytest_plugin",
+        "harness.shim.*",
         "harness.terminal",
         "harness.workers",
         "harness.validation.*",

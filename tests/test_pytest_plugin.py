@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
-from importlib import metadata
+import tomllib
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -15,17 +16,34 @@ import pytest
 ROOT = Path(__file__).parents[1]
 RIGHT = "reference:nemotron_nas:plain:rows"
 ABORTS = f"wire:{sys.executable} {ROOT / 'tests' / 'wire' / 'misbehaving.py'} abort wide"
-INSTALLED = any(entry.value == "harness.pytest_plugin" for entry in metadata.entry_points(group="pytest11"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+WHEEL = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
 
 
-def in_a_project(folder: Path, *arguments: str, tests: str = "") -> subprocess.CompletedProcess[str]:
-    """pytest in a folder with one test module, or none."""
+def installed(folder: Path) -> Path:
+    """A folder as an install of the wheel makes it, entry point and all. It comes before what is really installed."""
+    site = folder.parent / f"{folder.name}-site"
+    if not site.exists():
+        (site / "mlx_kv_harness-0.1.0.dist-info").mkdir(parents=True)
+        (entry,) = PROJECT["project"]["entry-points"]["pytest11"].items()
+        told = site / "mlx_kv_harness-0.1.0.dist-info"
+        (told / "entry_points.txt").write_text(f"[pytest11]\n{entry[0]} = {entry[1]}\n")
+        (told / "METADATA").write_text("Metadata-Version: 2.1\nName: mlx-kv-harness\nVersion: 0.1.0\n")
+        for source, name in ({name: name for name in WHEEL["packages"]} | WHEEL["sources"]).items():
+            (site / name).symlink_to(ROOT / source)
+    return site
+
+
+def in_a_project(
+    folder: Path, *arguments: str, tests: str = "", python: tuple[str, ...] = ("-m", "pytest"), path: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """pytest in a folder with one test module, or none. ``path``: in the place of what an install makes."""
     if tests:
         (folder / "test_theirs.py").write_text(tests)
-    env = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-    env.pop("PYTEST_ADDOPTS", None)
-    plugin = () if INSTALLED else ("-p", "harness.pytest_plugin")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *plugin, *arguments]
+    env = os.environ | {"PYTHONPATH": str(path or installed(folder)), "COLUMNS": "200"}
+    for name in ("PYTEST_ADDOPTS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD"):
+        env.pop(name, None)
+    command = [sys.executable, *python, "-p", "no:cacheprovider", *arguments]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=600, check=False)
 
 
@@ -145,11 +163,82 @@ def test_without_the_option_nothing_is_there(tmp_path: Path, monkeypatch: pytest
 import os, sys
 
 def test_theirs():
-    ours = {name for name in sys.modules if name.split(".")[0] in ("harness", "properties", "reference_models")}
-    assert ours <= {"harness", "harness.pytest_plugin"}
+    assert not {"harness", "properties", "reference_models"} & set(sys.modules)
     assert "mlx" not in sys.modules and "MLX_DISABLE_COMPILE" not in os.environ
 """
     for name in ("MLX_DISABLE_COMPILE", "MLX_ENABLE_TF32", "OPENBLAS_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     done = in_a_project(tmp_path, tests=looks)
     assert done.returncode == 0 and "1 passed" in done.stdout and "= kv-harness =" not in done.stdout
+
+
+THEIRS = ("harness", "properties", "reference_models")
+USES = "from {0} import mine\n\ndef test_theirs():\n    assert mine == 'theirs'\n"
+
+
+def with_a_folder(project: Path, name: str) -> Path:
+    (project / name).mkdir()
+    (project / name / "__init__.py").write_text("mine = 'theirs'\n")
+    return project / name
+
+
+@pytest.mark.parametrize("name", THEIRS)
+@pytest.mark.parametrize("python", [("-m", "pytest"), ("-c", "import pytest; raise SystemExit(pytest.main())")])
+def test_a_repository_with_a_folder_of_that_name_is_left_alone(
+    tmp_path: Path, name: str, python: tuple[str, ...]
+) -> None:
+    """With its folder first on the path, as `python -m pytest` puts it, and by what pytest itself adds."""
+    with_a_folder(tmp_path, name)
+    (tmp_path / "conftest.py").write_text("")  # puts the folder on sys.path, before test modules are read
+    done = in_a_project(tmp_path, "-W", "error", tests=USES.format(name), python=python)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("name", "more"), [*((name, ()) for name in THEIRS), ("harness", ("-n", "1"))])
+def test_a_folder_in_the_way_is_one_line(tmp_path: Path, name: str, more: tuple[str, ...]) -> None:
+    folder = with_a_folder(tmp_path, name)
+    done = in_a_project(tmp_path, *smoke(RIGHT, *more), tests="def test_theirs(): pass\n")
+    errors = [line for line in (done.stderr + done.stdout).splitlines() if line.startswith("ERROR")]
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR and "Traceback" not in done.stdout + done.stderr
+    assert len(errors) == 1 and f"{folder} is in the way of the package {name!r}" in errors[0]
+    assert "-p no:kv_harness" in errors[0]
+    (advice,) = re.findall(r"`python (-P -m pytest .*?)`", errors[0])
+    again = in_a_project(tmp_path, "--collect-only", "-q", *smoke(RIGHT), python=tuple(advice.split()))
+    assert again.returncode == 0, again.stdout + again.stderr  # what the line advises helps
+    without = in_a_project(tmp_path, "-p", "no:kv_harness", *more)
+    assert without.returncode == 0 and "1 passed" in without.stdout
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_a_folder_that_comes_into_the_way_later_is_one_line(tmp_path: Path, name: str) -> None:
+    """pytest puts the folder of a test module on the path when it reads that."""
+    folder = with_a_folder(tmp_path, name)
+    done = in_a_project(tmp_path, *smoke(RIGHT), tests=USES.format(name), python=("-P", "-m", "pytest"))
+    (line,) = (line for line in (done.stderr + done.stdout).splitlines() if line.startswith("ERROR"))
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR and "Traceback" not in done.stdout + done.stderr
+    assert f"{folder} is in the way" in line
+
+
+def test_a_folder_without_a_module_is_in_nobodys_way(tmp_path: Path) -> None:
+    """A package comes before a folder that is none, wherever they lie."""
+    (tmp_path / "harness").mkdir()
+    done = in_a_project(tmp_path, "--collect-only", "-q", *smoke(RIGHT))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_checkout_on_the_path_has_the_plugin_by_another_name(tmp_path: Path) -> None:
+    """Once, also where it is installed as well."""
+    for path in (ROOT, installed(tmp_path)):
+        done = in_a_project(tmp_path, "-p", "harness.pytest_plugin", "--collect-only", "-q", *smoke(RIGHT), path=path)
+        assert done.returncode == 0 and "2 tests collected" in done.stdout, done.stdout + done.stderr
+
+
+def test_an_editable_install_has_the_plugin_too() -> None:
+    """The folders that it puts on the path hold every package of the wheel."""
+    folders = [ROOT / folder for folder in PROJECT["tool"]["hatch"]["build"]["dev-mode-dirs"]]
+    sources = {name: name for name in WHEEL["packages"]} | WHEEL["sources"]
+    for source, name in sources.items():
+        found = [folder / name for folder in folders if (folder / name / "__init__.py").is_file()]
+        assert found == [ROOT / source]
+    (entry,) = PROJECT["project"]["entry-points"]["pytest11"].values()
+    assert entry in sources.values()

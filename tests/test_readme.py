@@ -45,6 +45,14 @@ def test_every_command_and_option_is_shown(name: str) -> None:
                 assert option in text, option
 
 
+def test_a_newcomer_is_told_the_shortest_way_first() -> None:
+    """An install and a second, before what takes minutes; and words before they are used without an explanation."""
+    first, second = README.split("```")[1].splitlines()[1:3]
+    assert first.startswith("pip install -e . && kv-harness doctor") and "--profile smoke" in second
+    assert README.index(first) < README.index("make run") < README.index("(a *front trim*: the oldest keys go")
+    assert README.index("`@live-window` behind the name, on caches of ours") < README.index("llama@live-window")
+
+
 def test_every_profile_is_named() -> None:
     assert "|".join(PROFILES) in README and all(f"`{name}`" in README for name in PROFILES)
 

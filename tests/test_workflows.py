@@ -137,3 +137,20 @@ def test_the_leg_on_metal_learns_nothing_without_its_device() -> None:
     assert metal["runs-on"].startswith("macos-")
     doctor, run = (next(text for text in runs if f"kv-harness {name}" in text) for name in ("doctor", "run"))
     assert "--device gpu" in doctor and "--device gpu" in run and runs.index(doctor) < runs.index(run)
+
+
+def test_committed_validations_compute_as_stored_where_a_cpu_can() -> None:
+    """Only experts do not run there in float16."""
+    from reference_models.registry import config_class
+
+    recipe = MAKEFILE.split("\npublish-checkpoints:", 1)[1].split("\n\n", 1)[0]
+    families = re.search(r"for family in (.*?);", recipe)
+    case = re.search(r"case .*? esac", recipe)
+    experts = re.search(r"^EXPERTS := (.*)$", MAKEFILE, re.MULTILINE)
+    assert families is not None and case is not None and experts is not None
+    choose = case[0].replace("$(EXPERTS)", experts[1]).replace("$$", "$")
+    for family in families[1].split():
+        shell = ["bash", "-c", f'family={family}; {choose}; printf "%s" "$dtype"']
+        said = subprocess.run(shell, capture_output=True, text=True, check=True).stdout
+        has_experts = any("experts" in name for name in config_class(family).__dataclass_fields__)
+        assert said == ("--dtype float32" if has_experts else ""), family

@@ -94,6 +94,7 @@ def whole_record(records: Sequence[Record]) -> dict[str, Any]:
             min((found["after_programs"] for found in findings), default=None),
             "; ".join(cut) or None,
             None if control is None else _outcome(control, first["policy"]),
+            first["profile"],
         )
     )
     shard = f" --shard {first['shards']['numbers'][0]}/{of}"

@@ -14,6 +14,8 @@ if TYPE_CHECKING:  # at run time it would import Hypothesis, and a report is als
 
 PLANTED_POLICY = "offset"
 """The mask policy of the control: the bug that every run must be able to find."""
+NAMED = 3
+"""Properties that a verdict names where nothing but the budget was too small."""
 WORST = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.KNOWN, Verdict.VACUOUS, Verdict.PASS)
 
 
@@ -36,7 +38,7 @@ class Outcome:
 
     ``properties``: id, verdict and decisive steps of each; ``first_after``: programs until the first finding; ``cut``:
     why not all of the run was done, in words; ``control``: the same of the planted bug (``first_after`` None: not
-    caught), and None where there was none.
+    caught), and None where there was none. ``profile``: its name; what smoke leaves open a larger one may settle.
     """
 
     policy: str
@@ -45,6 +47,7 @@ class Outcome:
     first_after: int | None = None
     cut: str | None = None
     control: Outcome | None = None
+    profile: str = ""
 
     @property
     def worst(self) -> Verdict:
@@ -86,6 +89,7 @@ def _outcome(result: CampaignResult, policy: str, control: Outcome | None) -> Ou
         min((bug.after for bug in result.found), default=None),
         interrupted(programs) if result.partial else None,
         control,
+        result.profile.name,
     )
 
 
@@ -115,7 +119,8 @@ def verdict_of(outcome: Outcome) -> tuple[Verdict, str]:
             return Verdict.INCONCLUSIVE, f"{control.cut} of the control"
         return (
             Verdict.VACUOUS,
-            f"the planted bug was not caught in {count(control.programs, 'program')}, so the run proves nothing",
+            f"the planted bug was not caught in {count(control.programs, 'program')}, so the run proves nothing"
+            + _larger(outcome, "it"),
         )
     if outcome.worst is Verdict.PASS:
         return Verdict.PASS, f"{_passed(outcome)}; {_control_words(outcome)}"
@@ -178,5 +183,13 @@ def _doubtful(outcome: Outcome) -> str:
     if ids := _ids(outcome, Verdict.INCONCLUSIVE):
         return f"{_of_all(outcome, ids)} could not be compared: {', '.join(ids)}"
     if ids := _ids(outcome, Verdict.VACUOUS):
-        return f"{_of_all(outcome, ids)} met no decisive step on some configuration: {', '.join(ids)}"
+        told, hint = ids, _larger(outcome, "it" if len(ids) == 1 else "them")
+        if hint and len(ids) > NAMED:
+            told = [*ids[:NAMED], f"{len(ids) - NAMED} more"]
+        return f"{_of_all(outcome, ids)} met no decisive step on some configuration: {', '.join(told)}{hint}"
     return f"none of {count(len(outcome.properties), 'property', 'properties')} could judge this target"
+
+
+def _larger(outcome: Outcome, what: str) -> str:
+    """Which budget to ask for where this one is the likely reason."""
+    return f"; smoke is too small for {what}: --profile quick" if outcome.profile == "smoke" else ""

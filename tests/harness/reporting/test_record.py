@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.findings import Verdict
+from harness.profiles import PROFILES
 from harness.reporting.record import plain
 from harness.targets.reference import targets
 from properties import ALL
@@ -58,6 +60,22 @@ VERDICTS = {
 def test_verdict_and_reason(name: str, records: dict[str, Record]) -> None:
     record = records[name]
     assert (record["verdict"], record["partial"], record["verdict_reason"]) == VERDICTS[name]
+
+
+def test_a_smoke_run_that_proves_nothing_says_what_would(make: Record) -> None:
+    """In few words: what was too small is the budget, and not each of the properties."""
+    vacuous = [dict.fromkeys((prop.id for prop in ALL[:number]), Verdict.VACUOUS) for number in (1, 5, 0)]
+    few, many, missed = map(make["campaign"], vacuous)
+    for result in (few, many, missed):
+        result.profile = PROFILES["smoke"]
+    caught = make["campaign"](found=(make["bug"]("chunks_equal_one_shot"),))
+    records = [make["record"](few, caught), make["record"](many, caught), make["record"](missed, make["campaign"]())]
+    of, three = f"of {len(ALL)} properties met no decisive step on some configuration", [prop.id for prop in ALL[:3]]
+    assert [record["verdict_reason"] for record in records] == [
+        f"1 {of}: {MASK}; smoke is too small for it: --profile quick",
+        f"5 {of}: {', '.join(three)}, 2 more; smoke is too small for them: --profile quick",
+        f"{MISSED}; smoke is too small for it: --profile quick",
+    ]
 
 
 def test_fail_stays_fail_whatever_the_control_says(make: Record) -> None:

@@ -116,7 +116,7 @@ def test_whoever_is_not_visible_plays_no_part(family: str) -> None:
     pair.tokens[4] = (pair.tokens[4] + 1) % pair.variant.config.vocab_size
     after = pair.witness().logits
     rest = np.arange(TOKENS) != 4
-    # Not to the last bit: the tokens of an expert are multiplied together, and another of them may change how they add up.
+    # Not to the last bit: an expert multiplies its tokens together, and another of them may change how it adds up.
     assert np.abs(before[rest] - after[rest]).max() < 1e-12 and not np.allclose(before[4], after[4])
     pair.visible[9, 4] = True
     assert not np.allclose(pair.witness().logits[9], before[9])
