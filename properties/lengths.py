@@ -55,7 +55,7 @@ class KeysEqualLedgerLiveLength(Property):
             return Judgement(steps + 1, decisive + 1, violation=violation)
         if step.told:
             steps += 1
-            decisive += any(told.state.removed for told in step.told)
+            decisive += any(told.state.removed and told.lengths for told in step.told)
         return Judgement(steps, decisive)
 
     @staticmethod

@@ -90,6 +90,9 @@ class MaskShowsExactlyTheVisibleSet(Property):
         append = of_layer(forward.append, rule)
         keys, visible = key_positions(append), visible_set(append, window, rule)
         queries = list(append.positions)
+        if call.query_len > len(queries):
+            message = f"layer {layer}: {call.query_len} queries for a chunk of {len(queries)}"
+            return Judgement(violation=Violation(step.index, message))
         if call.key_len != len(keys) or call.mask_keys not in (None, len(keys)):
             return None
         if call.query_len < len(queries):  # a model may ask for its last tokens only
@@ -97,7 +100,7 @@ class MaskShowsExactlyTheVisibleSet(Property):
         shown = _shown(call)
         if shown is None:
             return None
-        if call.query_len > len(queries) or shown.shape[-2] not in (1, len(visible)):
+        if shown.shape[-2] not in (1, len(visible)):
             message = (
                 f"layer {layer}: {call.query_len} queries and {shown.shape[-2]} mask rows for a chunk of {len(queries)}"
             )

@@ -68,8 +68,8 @@ def _compare(
             if a is None or b is None:
                 continue
             looked += 1
-            if a.shape != b.shape:
-                shapes = f"{list(a.shape)} under {left_name}, {list(b.shape)} under {right_name}"
+            if (a.shape, a.dtype) != (b.shape, b.dtype):
+                shapes = f"{a.dtype}{list(a.shape)} under {left_name}, {b.dtype}{list(b.shape)} under {right_name}"
                 message = f"{step.operation.text()}, forward {number}: logits of shape {shapes}"
                 return Judgement(looked, decisive + 1, violation=Violation(step.index, message))
             difference = compare_bytes(a, b)
