@@ -90,20 +90,17 @@ class MaskShowsExactlyTheVisibleSet(Property):
         append = of_layer(forward.append, rule)
         keys, visible = key_positions(append), visible_set(append, window, rule)
         queries = list(append.positions)
-        if call.query_len > len(queries):
-            message = f"layer {layer}: {call.query_len} queries for a chunk of {len(queries)}"
-            return Judgement(violation=Violation(step.index, message))
         if call.key_len != len(keys) or call.mask_keys not in (None, len(keys)):
             return None
         if call.query_len < len(queries):  # a model may ask for its last tokens only
             visible, queries = visible[-call.query_len :], queries[-call.query_len :]
-        shown = _shown(call)
-        if shown is None:
+        longer = call.query_len > len(queries)
+        shown = call.shown if longer else _shown(call)  # what no mask shows is not made for any number of queries
+        if shown is None and not longer:
             return None
-        if shown.shape[-2] not in (1, len(visible)):
-            message = (
-                f"layer {layer}: {call.query_len} queries and {shown.shape[-2]} mask rows for a chunk of {len(queries)}"
-            )
+        if longer or shown is None or shown.shape[-2] not in (1, len(visible)):
+            rows = call.query_len if shown is None else shown.shape[-2]
+            message = f"layer {layer}: {call.query_len} queries and {rows} mask rows for a chunk of {len(queries)}"
             return Judgement(violation=Violation(step.index, message))
         wrong = np.argwhere(shown != visible[None, None])
         if not len(wrong):
