@@ -20,6 +20,7 @@ class MaskKeyAxisEqualsLiveKeys(Property):
     sentence = "The last axis of every explicit mask is as long as the keys that attention receives."
     decisive_when = "an explicit mask for a chunk (l > 1) behind keys whose number differs from the offset"
     needs: ClassVar = frozenset({Capability.ATTENTION})
+    feels: ClassVar = frozenset({"trims"})
 
     def never_decisive(self, target: Target) -> str | None:
         return front_stays(target)

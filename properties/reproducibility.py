@@ -31,6 +31,7 @@ class SameProgramSameBytes(Property):
     sentence = "The same program on the same target gives the same logits, byte for byte (the A/A control)."
     decisive_when = "a forward was repeated"
     runs_again = True
+    feels: ClassVar = frozenset({"context", "trims"})
 
     def judge_run(self, evidence: Evidence) -> Judgement:
         return _compare(evidence.run.steps, evidence.repeat, "the first run", "the second run")
@@ -42,6 +43,7 @@ class UntrimmedOutputsAreByteIdentical(Property):
     decisive_when = "an explicit mask was built by both policies in an untrimmed forward"
     needs: ClassVar = frozenset({Capability.COUNTERPART})
     runs_again = True
+    feels: ClassVar = frozenset({"context"})
 
     def judge_run(self, evidence: Evidence) -> Judgement:
         other = evidence.counterpart

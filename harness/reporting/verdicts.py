@@ -14,6 +14,9 @@ if TYPE_CHECKING:  # at run time it would import Hypothesis, and a report is als
 
 PLANTED_POLICY = "offset"
 """The mask policy of the control: the bug that every run must be able to find."""
+UNCHECKED = "no planted bug was looked for, and what the logits must be, nothing but the target says"
+"""Of a PASS that neither a control nor a reference stands behind."""
+_REFERENCES = ("outputs_equal_the_witness", "outputs_equal_the_cache_free_forward")
 WORST = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.VACUOUS, Verdict.PASS)
 
 
@@ -139,7 +142,8 @@ def _control_words(outcome: Outcome) -> str:
         return f"the planted bug was found after {count(outcome.control.first_after, 'program')}"
     if outcome.policy == PLANTED_POLICY:
         return "the planted bug was the target itself, and was not found"
-    return "no planted bug was looked for"
+    checked = any(name in _REFERENCES and verdict is Verdict.PASS for name, verdict, _ in outcome.properties)
+    return "no planted bug was looked for" if checked else UNCHECKED
 
 
 def _doubtful(outcome: Outcome) -> str:
