@@ -27,6 +27,10 @@ _LENGTHS = (9, 7, 5)  # of what stands in front: no chunk of a cache begins behi
 def unfelt(target: Target) -> Mapping[Felt, str]:
     """What does not reach the logits of a target, and that in words. Nothing where it raised or cannot trim: then other
     properties have the word."""
+    if all(window == 1 for window in target.windows):  # each token sees itself alone, as it says: what it is must count
+        logits = _chunk(target, [(Prefill(1), 0)])
+        alike = logits is not None and bool((logits == logits[:1]).all())
+        return {"context": CONTEXT} if alike else {}
     if not _context(target):
         return {"context": CONTEXT}
     return {"trims": TRIMS} if Capability.FRONT_TRIM in target.capabilities and not _trims(target) else {}
