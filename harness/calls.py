@@ -59,10 +59,12 @@ class AttentionCall:
 
     @property
     def mask_keys(self) -> int | None:
-        """The mask's key axis, None without an explicit mask or where it broadcasts (an axis of length 1)."""
-        if self.mask_shape is None or not self.mask_shape:
+        """The mask's key axis, None without an explicit mask or where it broadcasts (an axis of length 1). What a mask
+        shows has its width, too, where its shape is not told."""
+        shape = self.shown.shape if self.mask_shape is None and self.shown is not None else self.mask_shape
+        if not shape:
             return None
-        last = self.mask_shape[-1]
+        last = shape[-1]
         return None if last == 1 and self.key_len != 1 else last
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from hypothesis import errors, reporting, seed
 from hypothesis.stateful import run_state_machine_as_test
 
+from harness.felt import unfelt
 from harness.findings import Finding, FindingError, Verdict
 from harness.judge import Listener
 from harness.judging import Evidence, Judgement, Property
@@ -58,6 +59,7 @@ class CampaignResult:
     found: list[FoundBug] = field(default_factory=list)
     seconds: float = 0.0
     partial: bool = False
+    unfelt: dict[str, str] = field(default_factory=dict)  # of properties that could not have failed: why
 
     @property
     def verdict(self) -> Verdict:
@@ -166,6 +168,13 @@ def run_campaign(
                 break
         if result.partial or (first_only and result.found):
             break
+    if not result.partial and not first_only:
+        try:
+            for target in targets:
+                _feel(result, target, properties)
+                watcher.check()
+        except KeyboardInterrupt:
+            result.partial = True
     result.seconds = time.perf_counter() - started
     result.properties = [_result(prop, targets, result) for prop in properties]
     return result
@@ -210,6 +219,18 @@ def _holds_finding(error: BaseException) -> bool:
     return False
 
 
+def _feel(result: CampaignResult, target: Target, properties: Sequence[Property]) -> None:
+    """What a target said of its logits decides nothing where these depend on nothing: asked once, if anybody relies on
+    it."""
+    relying = [prop for prop in properties if prop.feels and _decisive_on(result.tally, prop, target)]
+    lacks = unfelt(target) if relying else {}
+    label = target_label(target)
+    for prop in relying:
+        if why := next((words for name, words in lacks.items() if name in prop.feels), None):
+            result.tally.undecide(prop.id, label)
+            result.unfelt[prop.id] = why
+
+
 def _undecided(tally: Tally, target: Target, properties: Sequence[Property], muted: set[str]) -> bool:
     """Has some property that can judge this target met no decisive step on it yet?"""
     return any(
@@ -237,10 +258,10 @@ def _result(prop: Property, targets: Sequence[Target], result: CampaignResult) -
         missing = {str(capability) for target in targets for capability in prop.needs - target.capabilities}
         reason = f"the target lacks: {', '.join(sorted(missing))}"
         return PropertyResult(prop.id, Verdict.NOT_APPLICABLE, tally, reason)
-    why = {words for target in able if (words := prop.never_decisive(target)) is not None}
+    never = {words for target in able if (words := prop.never_decisive(target)) is not None}
     able = [target for target in able if prop.never_decisive(target) is None]
     if not able:
-        return PropertyResult(prop.id, Verdict.NOT_APPLICABLE, tally, "; ".join(sorted(why)))
+        return PropertyResult(prop.id, Verdict.NOT_APPLICABLE, tally, "; ".join(sorted(never)))
     run = [target for target in able if result.tally.targets.get(target_label(target))]
     if tally.inconclusive:
         reason = f"{tally.inconclusive} programs did not repeat themselves, so the comparison says nothing"
@@ -251,9 +272,8 @@ def _result(prop: Property, targets: Sequence[Target], result: CampaignResult) -
     empty = [target_label(target) for target in run if not _decisive_on(result.tally, prop, target)]
     if empty or not tally.decisive_steps:
         where = f" on {len(empty)} of {len(run)} configurations ({'; '.join(empty[:3])})" if empty else ""
-        return PropertyResult(
-            prop.id, Verdict.VACUOUS, tally, f"no decisive step{where}: it needs {prop.decisive_when}"
-        )
+        why = result.unfelt.get(prop.id, f"it needs {prop.decisive_when}")
+        return PropertyResult(prop.id, Verdict.VACUOUS, tally, f"no decisive step{where}: {why}")
     blind = result.tally.coverage.blind_forwards
     if blind and prop.needs & _SEEN:
         reason = f"{blind} of {result.tally.coverage.forwards} forwards hid attention or position calls"

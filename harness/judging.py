@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from harness.comparison import recut_tolerance
 from harness.execution import Execution, execute, execute_numbered
@@ -148,6 +148,10 @@ class Evidence:
         return tuple(seen for _, _, forwards in self.__dict__.get("relived", ()) for seen in forwards)
 
 
+Felt = Literal["context", "trims"]
+"""What the logits of a target must depend on: the tokens before, and what a front trim leaves of them."""
+
+
 class Property:
     """Base of all properties. A subclass states ``id`` and ``sentence`` and overrides one of the two judges."""
 
@@ -155,6 +159,7 @@ class Property:
     sentence: ClassVar[str]
     decisive_when: ClassVar[str]
     needs: ClassVar[frozenset[Capability]] = frozenset()
+    feels: ClassVar[frozenset[Felt]] = frozenset()  # without which it could not have failed: see ``harness.felt``
     runs_again: ClassVar[bool] = False  # it has the program executed another time: see ``harness.turns``
 
     def never_decisive(self, target: Target) -> str | None:

@@ -129,6 +129,14 @@ class Tally:
         if judgement.steps:
             self._looked.add(prop.id)
 
+    def undecide(self, prop: str, label: str) -> None:
+        """What this property met on that configuration could not have failed."""
+        counted = self.properties[prop]
+        counted.decisive_steps -= counted.by_target.get(label, 0)
+        counted.by_target[label] = 0
+        if not counted.decisive_steps:
+            counted.kinds.clear()
+
     def on_finding(self, finding: Finding) -> None:
         """A finding is counted as a violation of its property (``on_judgement``)."""
 

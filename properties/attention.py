@@ -20,7 +20,7 @@ class AttentionEqualsFloat64(Property):
         "What attention gives is the softmax of its own queries, keys and mask over its own values, computed again in "
         "float64."
     )
-    decisive_when = "a call over two keys or more"
+    decisive_when = "a call over two keys or more, whose values are not all alike; all of it in numbers"
     needs: ClassVar = frozenset({Capability.ATTENTION, Capability.ATTENTION_VALUES})
     runs_again = True
 
@@ -32,19 +32,28 @@ class AttentionEqualsFloat64(Property):
                 for layer, call in attention_calls(evidence.repeat, forward):
                     if call.values is None:
                         continue
-                    expected = attend(call.values)
-                    unit = float(np.abs(call.values.values).max(initial=0.0)) or 1.0
-                    gaps = np.abs(call.values.out - expected) / unit
-                    gaps[~np.isfinite(expected)] = 0.0  # it sees nothing: every_forward_gives_finite_logits
+                    expected, given = attend(call.values), call.values.values
                     looked += 1
-                    decisive += call.key_len > 1
+                    if call.values.out.shape != expected.shape:
+                        message = (
+                            f"{step.operation.text()}: layer {layer}: attention gives {list(call.values.out.shape)}, "
+                            f"what it was given makes {list(expected.shape)}"
+                        )
+                        return Judgement(looked, decisive + 1, worst, Violation(step.index, message))
+                    unit = float(np.abs(given).max(initial=0.0)) or 1.0
+                    gaps = np.abs(call.values.out - expected) / unit
+                    numbers = np.isfinite(expected)
+                    gaps[~numbers] = 0.0  # it sees nothing: every_forward_gives_finite_logits
+                    decisive += bool(numbers.all()) and bool((given != given[..., :1, :]).any())
                     far = float(np.nanmax(gaps, initial=0.0))
                     worst = max(worst, far)
                     if not (gaps <= ALLOWED).all():
                         at = tuple(int(i) for i in np.argwhere(~(gaps <= ALLOWED))[0])
+                        positions = list(forward.append.positions)[-expected.shape[2] :]
+                        where = positions[at[2]] if at[2] < len(positions) else f"none (query {at[2]})"
                         message = (
                             f"{step.operation.text()}: layer {layer}: head {at[1]} gives "
-                            f"{call.values.out[at]:.9g} for the token at position {forward.append.positions[at[2]]}, "
+                            f"{call.values.out[at]:.9g} for the token at position {where}, "
                             f"float64 {expected[at]:.9g} (largest difference {far:.3g} of the largest value, "
                             f"{ALLOWED:g} allowed; {call.query_len} queries, {call.key_len} keys)"
                         )

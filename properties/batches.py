@@ -56,6 +56,7 @@ class BatchRowsEqualSoloRuns(Property):
     decisive_when = "a forward of a batch of two or more rows; their number is that of the KV heads, or another"
     needs: ClassVar = frozenset({Capability.BATCH})
     runs_again = True
+    feels: ClassVar = frozenset({"context"})
 
     def may_decide(self, evidence: Evidence) -> bool:
         return any(forward.append.rows > 1 for step in evidence.run.steps for forward in step.forwards)

@@ -144,8 +144,9 @@ def first_change(layers: Sequence[int], old: Told, new: Told) -> str | None:
         for what, left, right in (("key", a.keys, b.keys), ("value", a.values, b.values)):
             if left.shape[-2] == right.shape[-2] == 0:
                 continue  # without a row the other axes say nothing
-            if left.shape != right.shape:
-                return f"layer {layer}: {what}s of shape {list(left.shape)} became {list(right.shape)}"
+            if left.shape != right.shape or left.dtype != right.dtype:
+                was_of, is_of = (f"{side.dtype}{list(side.shape)}" for side in (left, right))
+                return f"layer {layer}: {what}s of shape {was_of} became {is_of}"
             difference = compare_bytes(left, right)
             if not difference.same_bytes:
                 slot = (difference.index or (0, 0, 0, 0))[-2]

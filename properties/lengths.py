@@ -23,6 +23,7 @@ class KeysEqualLedgerLiveLength(Property):
     )
     decisive_when = "a trim or a rollback has removed keys from the sequence"
     needs: ClassVar = frozenset({Capability.ATTENTION, Capability.LENGTHS})
+    feels: ClassVar = frozenset({"trims"})
 
     def never_decisive(self, target: Target) -> str | None:
         return nothing_is_removed(target)
@@ -55,7 +56,7 @@ class KeysEqualLedgerLiveLength(Property):
             return Judgement(steps + 1, decisive + 1, violation=violation)
         if step.told:
             steps += 1
-            decisive += any(told.state.removed for told in step.told)
+            decisive += any(told.state.removed and told.lengths for told in step.told)
         return Judgement(steps, decisive)
 
     @staticmethod
@@ -113,6 +114,7 @@ class TrimReportsWhatItRemoved(Property):
     )
     decisive_when = "there is something to remove or to refuse, or a trim is due on a model-owned sequence"
     needs: ClassVar = frozenset({Capability.LENGTHS})
+    feels: ClassVar = frozenset({"trims"})
 
     def never_decisive(self, target: Target) -> str | None:
         refused = Capability.ROLLBACK in target.capabilities  # what every cache must refuse decides, too

@@ -20,6 +20,7 @@ class MaskKeyAxisEqualsLiveKeys(Property):
     sentence = "The last axis of every explicit mask is as long as the keys that attention receives."
     decisive_when = "an explicit mask for a chunk (l > 1) behind keys whose number differs from the offset"
     needs: ClassVar = frozenset({Capability.ATTENTION})
+    feels: ClassVar = frozenset({"trims"})
 
     def never_decisive(self, target: Target) -> str | None:
         return front_stays(target)
@@ -94,13 +95,13 @@ class MaskShowsExactlyTheVisibleSet(Property):
             return None
         if call.query_len < len(queries):  # a model may ask for its last tokens only
             visible, queries = visible[-call.query_len :], queries[-call.query_len :]
-        shown = _shown(call)
-        if shown is None:
+        longer = call.query_len > len(queries)
+        shown = call.shown if longer else _shown(call)  # what no mask shows is not made for any number of queries
+        if shown is None and not longer:
             return None
-        if call.query_len > len(queries) or shown.shape[-2] not in (1, len(visible)):
-            message = (
-                f"layer {layer}: {call.query_len} queries and {shown.shape[-2]} mask rows for a chunk of {len(queries)}"
-            )
+        if longer or shown is None or shown.shape[-2] not in (1, len(visible)):
+            rows = call.query_len if shown is None else shown.shape[-2]
+            message = f"layer {layer}: {call.query_len} queries and {rows} mask rows for a chunk of {len(queries)}"
             return Judgement(violation=Violation(step.index, message))
         wrong = np.argwhere(shown != visible[None, None])
         if not len(wrong):

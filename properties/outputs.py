@@ -26,6 +26,7 @@ class _OutputsEqual(Property, ABC):
     """Every token of a run against what is expected of it."""
 
     decisive_when = _DECISIVE
+    feels: ClassVar = frozenset({"context", "trims"})
     name: ClassVar[str]
 
     @abstractmethod

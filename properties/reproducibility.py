@@ -32,6 +32,7 @@ class SameProgramSameBytes(Property):
     sentence = "The same program on the same target gives the same logits, byte for byte (the A/A control)."
     decisive_when = "a forward was repeated"
     runs_again = True
+    feels: ClassVar = frozenset({"context", "trims"})
 
     def judge_run(self, evidence: Evidence) -> Judgement:
         return _compare(evidence.run.steps, evidence.repeat, "the first run", "the second run")
@@ -43,6 +44,7 @@ class UntrimmedOutputsAreByteIdentical(Property):
     decisive_when = "an explicit mask was built by both policies in an untrimmed forward"
     needs: ClassVar = frozenset({Capability.COUNTERPART})
     runs_again = True
+    feels: ClassVar = frozenset({"context"})
 
     def judge_run(self, evidence: Evidence) -> Judgement:
         other = evidence.counterpart
@@ -72,8 +74,8 @@ def _compare(
             if a is None or b is None:
                 continue
             looked += 1
-            if a.shape != b.shape:
-                shapes = f"{list(a.shape)} under {left_name}, {list(b.shape)} under {right_name}"
+            if (a.shape, a.dtype) != (b.shape, b.dtype):
+                shapes = f"{a.dtype}{list(a.shape)} under {left_name}, {b.dtype}{list(b.shape)} under {right_name}"
                 message = f"{step.operation.text()}, forward {number}: logits of shape {shapes}"
                 return Judgement(looked, decisive + 1, violation=Violation(step.index, message))
             difference = compare_bytes(a, b)

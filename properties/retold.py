@@ -21,6 +21,7 @@ class RollbackEqualsNeverSpeculated(Property):
     decisive_when = "a forward behind tokens that were rolled back and could be left out"
     needs: ClassVar = frozenset({Capability.ROLLBACK, Capability.FRONT_TRIM})
     runs_again = True
+    feels: ClassVar = frozenset({"context", "trims"})
 
     def may_decide(self, evidence: Evidence) -> bool:
         return any(line.behind and line.tokens for line in evidence.without_rejected)
@@ -60,6 +61,7 @@ class ChunksEqualOneShot(Property):
     )
     decisive_when = "a token of a forward behind keys, processed again in another cut"
     runs_again = True
+    feels: ClassVar = frozenset({"context"})
 
     def judge_run(self, evidence: Evidence) -> Judgement:
         return unless_noise(evidence, self._judge(evidence))

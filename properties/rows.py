@@ -23,7 +23,7 @@ class CachedRowsStayWhatTheyWere(Property):
         "The key and value rows of a position are the same bytes, in its slot, for as long as the sequence holds it, "
         "or until it is quantised."
     )
-    decisive_when = "a trim or rollback removed rows and others stayed"
+    decisive_when = "a trim or rollback removed rows and others stayed, which are not all alike"
     needs: ClassVar = frozenset({Capability.ROWS})
 
     def never_decisive(self, target: Target) -> str | None:
@@ -44,7 +44,8 @@ class CachedRowsStayWhatTheyWere(Property):
             worst = self._first_difference(run, step, sequence, old, new)
             if worst is not None:
                 return Judgement(looked, decisive + 1, violation=worst)
-            decisive += sequence == step.operation.index and bool(step.expected_removed)
+            acted = sequence == step.operation.index and bool(step.expected_removed)
+            decisive += acted and any(_unlike(rows) for rows in new.rows)
         return Judgement(looked, decisive)
 
     @staticmethod
@@ -57,7 +58,12 @@ class CachedRowsStayWhatTheyWere(Property):
                 continue  # without a row the other axes say nothing
             was, now = np.searchsorted(before, kept), np.searchsorted(after, kept)
             for what, left, right in (("key", a.keys, b.keys), ("value", a.values, b.values)):
-                difference = compare_bytes(left[..., was, :], right[..., now, :])
+                left, right = left[..., was, :], right[..., now, :]
+                if left.shape != right.shape or left.dtype != right.dtype:
+                    was_of, is_of = (f"{side.dtype}{list(side.shape)}" for side in (left, right))
+                    message = f"layer {layer}: the {what} rows of sequence {sequence} were {was_of} and are {is_of}"
+                    return Violation(step.index, message)
+                difference = compare_bytes(left, right)
                 if not difference.same_bytes:
                     at = (difference.index or (0, 0, 0, 0))[-2]
                     acted = step.operation.index
@@ -78,6 +84,12 @@ def _comparable(run: Execution, old: Told, new: Told) -> bool:
         for rule, rows in zip(run.target.rules, told.rows, strict=False)
         for positions in [_positions(rule, told, rows)]
     )
+
+
+def _unlike(rows: CacheRows) -> bool:
+    """Would it be seen if they changed places? Rows that are all alike (zeros) stay what they were whoever stays."""
+    sides = [side for side in (rows.keys, rows.values) if side.size]
+    return any(bool((side != side[..., :1, :]).any()) if side.shape[-2] > 1 else bool(side.any()) for side in sides)
 
 
 def _positions(rule: CacheRule | None, told: Told, rows: CacheRows) -> tuple[int, ...]:

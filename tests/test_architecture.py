@@ -51,7 +51,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "harness.turns",
         "harness.witnessing",
     ),
-    ("harness.batch_reduction", "harness.reduction"),
+    ("harness.batch_reduction", "harness.reduction", "harness.felt"),
     (
         "harness.strategies",
         "harness.program_rules",

@@ -16,6 +16,9 @@ PLANTED_POLICY = "offset"
 """The mask policy of the control: the bug that every run must be able to find."""
 NAMED = 3
 """Properties that a verdict names where nothing but the budget was too small."""
+UNCHECKED = "no planted bug was looked for, and what the logits must be, nothing but the target says"
+"""Of a PASS that neither a control nor a reference stands behind."""
+_REFERENCES = ("outputs_equal_the_witness", "outputs_equal_the_cache_free_forward")
 WORST = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.KNOWN, Verdict.VACUOUS, Verdict.PASS)
 
 
@@ -176,7 +179,8 @@ def _control_words(outcome: Outcome) -> str:
         return f"the planted bug was found after {count(outcome.control.first_after, 'program')}"
     if outcome.policy == PLANTED_POLICY:
         return "the planted bug was the target itself, and was not found"
-    return "no planted bug was looked for"
+    checked = any(name in _REFERENCES and verdict is Verdict.PASS for name, verdict, _ in outcome.properties)
+    return "no planted bug was looked for" if checked else UNCHECKED
 
 
 def _doubtful(outcome: Outcome) -> str:

@@ -60,9 +60,6 @@ class WireSession:
             said = self._do("forward_batch", max(map(len, given)) > 1, tokens=given).rows
         except WorkerError as error:
             return tuple(ForwardObservation(row, None, error=_text(error)) for row in given)
-        if len(said) != len(given):
-            error_text = f"BadAnswer: the engine tells of {len(said)} rows in a batch of {len(given)}"
-            return tuple(ForwardObservation(row, None, error=error_text) for row in given)
         return tuple(map(_observation, given, said))
 
     def trim_front(self, sequence: int, n: int, keep: int) -> RemovalObservation:
@@ -168,11 +165,6 @@ def _text(error: WorkerError) -> str:
 
 def _observation(tokens: tuple[int, ...], said: ForwardAnswer) -> ForwardObservation:
     logits = said.logits
-    if logits is None and said.error is None:
-        return ForwardObservation(tokens, None, error="BadAnswer: the engine's forward has no logits and no error")
-    if logits is not None and (logits.ndim != 2 or logits.dtype.kind != "f"):
-        said_of = f"logits of the shape {list(logits.shape)} in {logits.dtype}"
-        return ForwardObservation(tokens, None, error=f"BadAnswer: {said_of}, expected [tokens, vocabulary] in floats")
     if logits is not None and logits.dtype == np.float16:
         logits = logits.astype(np.float32)
     return ForwardObservation(tokens, logits, said.attention, said.positions, said.seconds, said.error)

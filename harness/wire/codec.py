@@ -97,9 +97,28 @@ def _decoder(kind: Any) -> _Decoder:
     if origin is tuple:
         return _tuple(_decoder(inner[0]))
     if kind is float:
-        return lambda data: float(data) if type(data) in (int, float) else _refuse("a number", data)
-    words = {int: "a whole number", str: "text", bool: "true or false"}
+        return _number
+    if kind is int:
+        return _whole
+    words = {str: "text", bool: "true or false"}
     return lambda data: data if type(data) is kind else _refuse(words[kind], data)
+
+
+def _whole(data: Any) -> int:
+    """Of 64 bits, as NumPy will have it."""
+    if type(data) is not int:
+        _refuse("a whole number", data)
+    if not -(2**63) <= data < 2**63:
+        raise CodecError(" must be a whole number of 64 bits, it is larger")  # Python refuses to write out long ones
+    return int(data)
+
+
+def _number(data: Any) -> float:
+    if type(data) is int:
+        data = _whole(data)
+    if type(data) not in (int, float) or not math.isfinite(data):  # json reads NaN, which no JSON has
+        _refuse("a number", data)
+    return float(data)
 
 
 def _tuple(each: _Decoder) -> _Decoder:
@@ -161,6 +180,8 @@ def _array(data: Any) -> np.ndarray[Any, Any]:
     except (binascii.Error, ValueError) as error:
         raise CodecError(f".data is not base64: {error}") from error
     dtype = _DTYPES[name]
+    if math.prod(filter(None, shape)) >= 2**59:  # beside an axis of 0 no byte is missing, but no array is that large
+        raise CodecError(f" has {len(held)} bytes, {name} of the shape {shape!r:.80} is too large")
     if len(held) != (size := math.prod(shape) * dtype.itemsize):
         raise CodecError(f" has {len(held)} bytes, {name} of the shape {shape!r:.80} has {size}")
     if name == "bool":

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, cast
 
+from harness.rules import CacheRule
+from harness.wire.axes import MOST, check_answer
 from harness.wire.codec import CodecError, decode, encode
 from harness.wire.process import BadAnswer, WorkerError, WorkerProcess
 from harness.wire.prompts import wrong_format
@@ -57,7 +60,7 @@ class Engine:
         try:
             line = self._worker.exchange(line_of(request))
             try:
-                return self._read(do, line, "tell" in fields)
+                return self._read(do, line, fields)
             except CodecError as error:
                 raise BadAnswer(f"the engine's answer to {do!r}: {error}") from error
         except BaseException:
@@ -65,16 +68,18 @@ class Engine:
             self._worker = self.session = None
             raise
 
-    def _read(self, do: str, line: bytes, tell: bool) -> tuple[Any, tuple[TellingAnswer, ...] | None]:
+    def _read(self, do: str, line: bytes, fields: Mapping[str, Any]) -> tuple[Any, tuple[TellingAnswer, ...] | None]:
         answer = message_of(line)
         if (number := answer.pop("id")) != self.number:
             raise CodecError(f"it answers the request {number!r:.40}, asked was {self.number}")
         if "bad_request" in answer:
             raise BadAnswer(f"the engine refused {do!r}: {' '.join(str(answer['bad_request']).split())[:300]}")
         told = None
-        if tell:
+        if "tell" in fields:
             told = decode(cast(Any, tuple[TellingAnswer, ...]), answer.pop("told", None), "told")
-        return decode(MESSAGES[do][1], answer, "answer"), told
+        said = decode(MESSAGES[do][1], answer, "answer")
+        check_answer(fields, said, told, self._description)
+        return said, told
 
     def _start(self) -> None:
         self._worker = WorkerProcess(self.command, self.limit)
@@ -99,6 +104,10 @@ def _checked(said: Description) -> Description:
     for name, count in (("windows", len(said.windows)), ("rules", len(said.rules))):
         if count not in (0, layers):
             raise BadAnswer(f"the engine has {count} {name} for {layers} attention layers")
+    if odd := [w for w in said.windows if w is not None and not 1 <= w <= MOST]:
+        raise BadAnswer(f"the engine has a window of {odd[0]} keys")
+    if odd_rules := [rule for rule in said.rules if rule is not None and not _sensible(rule)]:
+        raise BadAnswer(f"the engine has a rule that no cache can have: {odd_rules[0]!s:.200}")
     if not layers or said.vocab_size < 2 or not said.policies or not said.family.strip():
         raise BadAnswer("the engine has no attention layer, no family, no policy or fewer than two tokens")
     if ("counterpart" in said.capabilities) != (set(said.policies) == {"live", "offset"}):
@@ -109,6 +118,13 @@ def _checked(said: Description) -> Description:
         raise BadAnswer(f"the engine's images: {wrong}")
     windows, rules = said.windows or (None,) * layers, said.rules or (None,) * layers
     return dataclasses.replace(said, windows=windows, rules=rules)
+
+
+def _sensible(rule: CacheRule) -> bool:
+    """Can there be such a cache? Who counts chunks divides by their length."""
+    lengths = [length for length in (rule.window, rule.chunk, rule.keeps) if length is not None]
+    sinks = rule.sinks == 0 if rule.window is None else 0 <= rule.sinks < rule.window
+    return sinks and all(1 <= length <= MOST for length in lengths)
 
 
 def _difference(was: Description, now: Description) -> str:

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from kv_harness_on_fakes import ATTENDED, RICH, UNTOUCHED, fake, judge, quirky
 
+from harness.execution import execute
+from harness.judging import Evidence
 from harness.operations import Batch, BatchForward, Prefill, Program
 from harness.target import AttentionValues, Capability
-from properties.attention import ALLOWED, attend
+from properties.attention import ALLOWED, AttentionEqualsFloat64, attend
 
 GIVEN = np.random.default_rng(0)
 
@@ -72,3 +74,26 @@ def test_without_a_second_key_nothing_is_decided_and_without_values_nothing_judg
 
 def test_what_is_allowed_is_far_from_what_a_bug_does() -> None:
     assert ALLOWED < 1e-4
+
+
+def test_no_other_shape_passes_by_broadcasting() -> None:
+    evidence = Evidence(execute(fake(), UNTOUCHED))
+    call = evidence.repeat.steps[0].forwards[0].seen.attention[0]
+    assert call.values is not None
+    object.__setattr__(call.values, "out", np.array(0.0))
+    violation = AttentionEqualsFloat64().judge_run(evidence).violation
+    assert violation is not None and "attention gives [], what it was given makes [" in violation.message
+
+
+@pytest.mark.parametrize("number", [np.nan, 0.5])
+def test_what_is_no_number_and_values_that_are_all_alike_decide_nothing(number: float) -> None:
+    """A mean of one and the same is that, whoever is seen."""
+    evidence = Evidence(execute(fake(), UNTOUCHED))
+    assert AttentionEqualsFloat64().judge_run(evidence).decisive > 0
+    calls = [c for step in evidence.repeat.steps for f in step.forwards for c in f.seen.attention]
+    for call in calls:
+        assert call.values is not None
+        for side in (call.values.values, call.values.out):
+            side[...] = number
+    judgement = AttentionEqualsFloat64().judge_run(evidence)
+    assert judgement.violation is None and judgement.decisive == 0 and judgement.steps == len(calls)
