@@ -11,7 +11,7 @@ window = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attent
 text = {"model_type": "ministral3", **sizes, **heads, **window}
 model = Model(ModelArgs.from_dict({"model_type": "mistral3", "text_config": text}))
 model.layers[1].self_attn.o_proj.weight *= 0  # the layer with a window alone
-last = {None: [], 6: []}
+last: dict[int | None, list[mx.array]] = {None: [], 6: []}
 for bound, seen in last.items():
     for first in (1, 2):  # nothing else differs, and the ninth token sees eight
         cache = make_prompt_cache(model, max_kv_size=bound)

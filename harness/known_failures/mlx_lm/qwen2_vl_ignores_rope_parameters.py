@@ -4,9 +4,9 @@ import mlx.core as mx
 from mlx_lm.models.qwen2_vl import Model, ModelArgs
 
 sizes = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 48, "vocab_size": 40, "rms_norm_eps": 1e-5}
-text = {"model_type": "qwen2_vl_text", "num_attention_heads": 4, "num_key_value_heads": 2, **sizes}
+text = {"model_type": "text", "num_attention_heads": 4, "num_key_value_heads": 2, **sizes}
 said = ({"rope_theta": 1e4}, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}})
-made = [Model(ModelArgs.from_dict({"model_type": "qwen2_vl", "text_config": {**text, **base}})) for base in said]
+made = [Model(ModelArgs.from_dict({"model_type": "vision", "text_config": {**text, **base}})) for base in said]
 made[1].update(made[0].parameters())
 prompt = mx.array([[1, 2, 3, 4]])
 gap = float(mx.abs(made[0](prompt) - made[1](prompt)).max())
