@@ -57,8 +57,12 @@ class Visit:
 
     @property
     def odd(self) -> tuple[Seen, ...]:
-        """Findings of a mended release that no other known bug explains."""
-        return tuple(one for one in self.found if one.property not in self.exhibit.known or one is self.hit)
+        """Findings of a mended release that no other known bug explains: by family, property, message and program."""
+        return tuple(one for one in self.found if one is self.hit or not self._explained(one))
+
+    def _explained(self, one: Seen) -> bool:
+        told = self.family, one.property, one.message, one.program
+        return any(other.explains(*told) for other in self.exhibit.others)
 
     @property
     def good(self) -> bool:

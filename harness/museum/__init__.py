@@ -5,6 +5,7 @@ The harness is told none of it: an ordinary campaign runs on each, and what it f
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,10 +20,20 @@ class ManifestError(ValueError):
 
 @dataclass(frozen=True)
 class Other:
-    """Another bug of the mended release: which ``properties`` fail by it, and ``why``."""
+    """Another bug of the mended release: which ``properties`` fail by it, in ``families`` of the entry, and ``why``.
+    ``says``: a pattern (of ``re``) that their messages hold, so that a finding in other words is one of its own;
+    ``programs``: one that the shrunk program holds, "" where any program shows it."""
 
     properties: tuple[str, ...]
+    families: tuple[str, ...]
+    says: str
     why: str
+    programs: str = ""
+
+    def explains(self, family: str, name: str, message: str, program: str) -> bool:
+        """Is this finding of a property by this bug?"""
+        named = family in self.families and name in self.properties
+        return named and all(re.search(*pair) for pair in ((self.says, message), (self.programs, program)))
 
 
 @dataclass(frozen=True)
@@ -89,17 +100,35 @@ def _exhibit(name: str, table: Any, shared: tuple[str, ...]) -> Exhibit:
         elif field == "bare":
             good = isinstance(value, bool)
         elif field == "others":
-            good = isinstance(value, list) and all(
-                isinstance(each, dict) and set(each) == {"properties", "why"} and _texts(each["properties"])
-                for each in value
-            )
+            good = isinstance(value, list) and all(_is_other(each, given["families"]) for each in value)
         else:
             good = isinstance(value, str) and bool(value.strip())
         if not good:
             raise ManifestError(f"{name}: the field {field} is {value!r:.60}")
     lists = {field: tuple(given[field]) for field in _LISTS}
-    others = tuple(Other(tuple(each["properties"]), each["why"]) for each in given["others"])
+    tuples = ({key: tuple(each[key]) for key in _OF_OTHERS} for each in given["others"])
+    others = tuple(Other(**each | made) for each, made in zip(given["others"], tuples, strict=True))
     return Exhibit(name, **given | lists | {"others": others})
+
+
+_OF_OTHERS = ("properties", "families")
+
+
+def _is_other(value: Any, families: Any) -> bool:
+    """Is it whole, of families of its entry, and are its patterns such that they leave something out?"""
+    if not isinstance(value, dict) or {"programs", *value} != {field.name for field in fields(Other)}:
+        return False
+    patterns = [value["says"], value.get("programs", "Batch")]
+    if not all(_texts(value[key]) for key in _OF_OTHERS) or not _texts([*patterns, value["why"]]):
+        return False
+    return set(value["families"]) <= set(families) and all(map(_tells_apart, patterns))
+
+
+def _tells_apart(pattern: str) -> bool:
+    try:
+        return re.search(pattern, "") is None
+    except re.error:
+        return False
 
 
 def _texts(value: Any) -> bool:

@@ -28,6 +28,8 @@ GENERATION: dict[str, type[MlxLmTarget]] = {**dict.fromkeys(SETTINGS, GeneratorT
 _CACHES = f"@{LIVE_WINDOW}, @{BOUNDED}N or @{' or @'.join(GENERATION)}"
 TRIMS_ITSELF = "its chunked caches drop their own fronts, and its masks begin at their start_position, not at our keys"
 
+NO_KEYS = "no keys, recurrent states only: there is nothing to trim, and no mask"
+
 
 def _parts(rest: str) -> tuple[str, str]:
     """What stands before the @ that says whose caches, and what behind it. A folder may have an @ in its name."""
@@ -73,6 +75,8 @@ def _heeded(target: MlxLmTarget) -> MlxLmTarget:
     bound = target.max_kv_size
     if target.checkpoint is None:
         check_forward(target.family, target.model_type, target.first_forward, target.calls)
+    if target.caches != OWN and not target.has_keys:
+        raise UnknownFamily(f"{KIND}:{target.model_type}@{target.caches} cannot be judged: {NO_KEYS}")
     if target.ours and target.trims_itself:
         raise UnknownFamily(f"{KIND}:{target.model_type}@{LIVE_WINDOW} cannot be judged: {TRIMS_ITSELF}")
     if isinstance(target, (GeneratorTarget, SpeculativeTarget)):
@@ -95,6 +99,8 @@ def subject(rest: str, asked: Asked) -> Subject:
     except (UnknownFamily, NotInstalled) as error:
         raise TargetError(str(error)) from error
     first = found[0]
+    if not first.has_keys:
+        raise TargetError(f"{name} cannot be judged: {NO_KEYS}")
     if asked.policy != "live" and not first.ours:
         raise TargetError(f"{name}: the masks of the library's own caches have no other policy: ask for @{LIVE_WINDOW}")
     if first.checkpoint is None:

@@ -13,14 +13,15 @@ from typing import Any, Literal, TypeVar, get_args
 FOLDER = Path(__file__).parent / "mlx_lm_families"
 PLAIN = "tiny"
 
-Attention = Literal["grouped", "latent", "shared keys", "grouped, with states", "latent, with states"]
+Attention = Literal["grouped", "latent", "shared keys", "grouped, with states", "latent, with states", "states alone"]
 
 
 @dataclass(frozen=True)
 class Family:
     """One configuration of one ``mlx_lm.models`` module.
 
-    ``attention``: how keys are made (``with states``: other layers are recurrent, convolve, or remember tokens).
+    ``attention``: how keys are made (``with states``: other layers are recurrent, convolve, or remember tokens;
+    ``states alone``: all are, and there are no keys).
     ``windows``: of every attention call of a forward, in call order, by what the configuration says of its layer, None
     where it has none; () where no layer has any. ``calls``: of every attention call its layer and the cache that it
     reads, counted over the caches with keys; () where every layer attends to the keys of its own. ``module``: where it

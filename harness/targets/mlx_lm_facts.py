@@ -32,6 +32,8 @@ def facts(target: MlxLmTarget) -> Facts:
 def _mask_length(target: MlxLmTarget) -> str:
     """Whether the masks are as long as a cache says: our caches say the offset in the place of the live length, and
     behind a front trim either the masks follow or they do not."""
+    if not target.has_keys:
+        return "no masks of keys"
     if target.trims_itself:
         return "start_position of the cache"
     followed = _off_by(replace(target, caches=LIVE_WINDOW, policy="offset"))

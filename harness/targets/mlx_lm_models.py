@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import functools
 import importlib
-from collections.abc import Callable
+import importlib.util
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
@@ -54,15 +57,43 @@ def version() -> str:
     return str(importlib.import_module("mlx_lm").__version__)
 
 
+def shipped() -> tuple[str, ...]:
+    """Modules of ``mlx_lm.models`` from which the library makes a model: those with a ``Model`` and a ``ModelArgs``.
+    Sources are read and none is imported, since one of them ends the process where a package of its own is missing.
+    NotInstalled where there is no mlx-lm."""
+    library()
+    spec = importlib.util.find_spec("mlx_lm.models")
+    folders = [] if spec is None else map(Path, spec.submodule_search_locations or ())
+    paths = (path for folder in folders for path in folder.glob("*.py"))
+    return tuple(sorted(path.stem for path in paths if {"Model", "ModelArgs"} <= set(_names(path))))
+
+
+def _names(path: Path) -> Iterator[str]:
+    """What a module binds at its top level: classes, imports, plain assignments. Nothing of one that cannot be read."""
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.ImportFrom):
+            yield from (alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Assign):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+
+
 @functools.lru_cache(maxsize=64)
 def build(model_type: str, variant: str, seed: int) -> Any:
     """A tiny model with the weights of this seed. UnknownFamily where the library cannot build it."""
     family = next(each for each in variants(model_type) if each.variant == variant)
     library()
+    name = family.module or model_type
     try:
-        module = importlib.import_module(f"mlx_lm.models.{family.module or model_type}")
+        module = importlib.import_module(f"mlx_lm.models.{name}")
     except ImportError as error:
-        raise NotInstalled(f"mlx-lm {version()} has no model {family.module or model_type}") from error
+        why = f"cannot import its model {name}: {_told(error)}" if name in shipped() else f"has no model {name}"
+        raise NotInstalled(f"mlx-lm {version()} {why}") from error
     try:
         arguments = module.ModelArgs.from_dict({"model_type": model_type, **copy.deepcopy(family.config)})
         return randomised(lambda: module.Model(arguments), seed)

@@ -131,6 +131,11 @@ class MlxLmTarget:
         return tuple(sorted({at for _, at in self._calls}))
 
     @property
+    def has_keys(self) -> bool:
+        """Is there a layer whose cache has keys?"""
+        return bool(self._with_keys)
+
+    @property
     def has_states(self) -> bool:
         """Are there layers whose cache has no keys?"""
         return len(self._with_keys) < len(self._leaves)
@@ -159,10 +164,10 @@ class MlxLmTarget:
     def quantises(self) -> bool:
         """Are its caches the library's, dense, and their rows whole groups? Rotating ones refuse, those in a CacheList
         are passed over; a checkpoint is given batches, which no quantised caches can be in."""
-        dense = all(type(cache).__name__ == "KVCache" for _, cache in self._leaves)
+        make = functools.partial(self._library.make_prompt_cache, self._model)
+        dense = all(type(cache).__name__ == "KVCache" for cache in make())
         if self.caches != OWN or self.checkpoint is not None or not dense:
             return False
-        make = functools.partial(self._library.make_prompt_cache, self._model)
         return len(self._calls) == len(self._leaves) and quantised.fit(self._model, make)
 
     @property

@@ -35,10 +35,16 @@ BUG = Exhibit(
     says="position 3",
     checked="both sources",
     beside=("mlx",),
-    others=(Other(("batches_keep_their_rows",), "another bug"),),
+    others=(Other(("batches_keep_their_rows",), ("llama",), "row [0-9]+ is lost", "another bug", "Batch"),),
 )
 HIT = Seen("positions_are_absolute", "given position 3, not 2", 7, 1.5, 2, "Prefill(1) ; Decode(1)")
-OTHER = dataclasses.replace(HIT, property="batches_keep_their_rows")
+OTHER = Seen("batches_keep_their_rows", "layer 0: row 3 is lost", 7, 1.5, 2, "Prefill(1) ; Batch(0)")
+#: Three findings of the same property that are none of it.
+NEW = [
+    dataclasses.replace(OTHER, message="layer 0: row 3 is twice there"),
+    dataclasses.replace(OTHER, program="Prefill(2)"),
+    dataclasses.replace(OTHER, property="positions_are_absolute"),
+]
 OFF = dataclasses.replace(HIT, message="something else")
 SHOWN = frozenset({"positions_are_absolute"})
 
@@ -85,6 +91,9 @@ def test_a_manifest_that_is_whole_is_read(tmp_path: Path) -> None:
     (tmp_path / "m.toml").write_text(WHOLE)
     (one,) = exhibits(tmp_path / "m.toml")
     assert (one.name, one.beside, one.others, one.kind) == ("bug", ("mlx",), (), "mlx_lm")
+    other = "others = [{properties = ['p'], families = ['llama'], says = 'x+', why = 'w'}]"
+    (tmp_path / "m.toml").write_text(WHOLE.replace('checked = "y"', f'checked = "y"\n{other}'))
+    assert exhibits(tmp_path / "m.toml")[0].others == (Other(("p",), ("llama",), "x+", "w"),)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +104,16 @@ def test_a_manifest_that_is_whole_is_read(tmp_path: Path) -> None:
         ('buggy = ["1"]', "buggy = []", r"bug: the field buggy is \[\]"),
         ('fixed = "2"', "fixed = 2", "bug: the field fixed is 2"),
         ('checked = "y"', "others = [{properties = ['p']}]\nchecked = 'y'", "bug: the field others"),
+        *(
+            ('checked = "y"', f"others = [{{{other}}}]\nchecked = 'y'", "bug: the field others")
+            for other in (
+                "properties = ['p'], families = ['llama'], says = '.*', why = 'w'",  # excuses everything
+                "properties = ['p'], families = ['llama'], says = '(', why = 'w'",
+                "properties = ['p'], families = ['qwen3'], says = 'x', why = 'w'",  # none of the entry's
+                "properties = ['p'], families = ['llama'], says = 'x', why = 'w', programs = ''",
+                "properties = ['p'], families = ['llama'], says = 'x', why = 'w', odd = 'y'",
+            )
+        ),
         ('says = "x"', 'says = "x"\nbare = "no"', "bug: the field bare is 'no'"),
         ("[bug]", "[bug", "m.toml: "),
         ("[bug]", "bug = 1\n[other]", "bug: it is no table"),
@@ -124,11 +143,71 @@ def test_no_manifest_is_an_error_too(tmp_path: Path) -> None:
         (visit("1.1", OTHER), True, "clean"),
         (visit("1.1", HIT), False, "NOT CLEAN"),
         (visit("1.1", OFF), False, "NOT CLEAN"),
+        *((visit("1.1", OTHER, new), False, "NOT CLEAN") for new in NEW),
+        (dataclasses.replace(visit("1.1", OTHER), family="qwen3"), False, "NOT CLEAN"),
         (visit("1.1", shown=frozenset()), False, "NOT SHOWN"),
     ],
 )
 def test_a_verdict_is_what_was_found(seen: Visit, good: bool, verdict: str) -> None:
     assert (seen.good, seen.verdict) == (good, verdict)
+
+
+MASK, KEYS = "mask_shows_exactly_the_visible_set", "keys_equal_ledger_live_length"
+FREE, ROWS, WHOLLY = "outputs_equal_the_cache_free_forward", "batch_rows_equal_solo_runs", "every_operation_completes"
+FUTURE = "layer 0: the mask shows the key at position 1 (slot 1) to the token at position 0; 1 of 4 entries are wrong"
+#: What mended releases said: entry, family, property, message (its beginning), shrunk program.
+SAID = [
+    (
+        *("rotating-merge", "gemma3_text", MASK),
+        "layer 0: the mask hides the key at position 0 (slot 2) to the token at position 9 (cache that keeps 12 keys)",
+        "s0:Prefill(4) ; Batch(0, 1) ; BatchForward(6) ; BatchDecode(3) ; BatchForward(2)",
+    ),
+    (
+        *("rotating-merge", "gemma3_text", FREE),
+        "BatchForward(2), forward 0: the logits of the token at position 2 differ at entry 1: -1.3 from the target",
+        "s1:Prefill(11) ; Batch(0, 1) ; BatchDecode(2) ; BatchForward(2)",
+    ),
+    (
+        *("speculation-over-states", "qwen3_next", WHOLLY),
+        "BatchDecode(1) raised ValueError: [concatenate] All the input array dimensions must match exactly",
+        "s0:Prefill(1) ; Batch(0) ; Batch(0, 1) ; BatchDecode(1)",
+    ),
+    (
+        *("mrope-chunk-ids", "qwen2_vl", MASK),
+        "layer 0: attention (no mask) shows the padding in slot 0 to the token at position 0; 1 of 2 entries are wrong",
+        "s0:Prefill(1) ; Batch(0, 1) ; BatchDecode(1)",
+    ),
+    (
+        *("mrope-delta-lost", "qwen2_vl+images", KEYS),
+        "layer 0: attention received 2 keys, the sequence holds 0 and the chunk adds 1",
+        "Prefill(1, image 1x1@0)",
+    ),
+    (
+        *("mrope-delta-lost", "qwen3_vl+images", ROWS),
+        "BatchDecode(1), sequence 1 in a batch of 2: the logits of the token at position 0 are 1.91 deviations away",
+        "s0:Prefill(1, image 1x2@0) ; Batch(0, 1) ; BatchDecode(1)",
+    ),
+]
+
+
+@pytest.mark.parametrize("said", SAID, ids=lambda said: f"{said[0]}-{said[2]}")
+def test_what_mended_releases_said_is_no_news_and_the_same_elsewhere_is(said: tuple[str, ...]) -> None:
+    name, *told = said
+    (exhibit,) = (one for one in EXHIBITS if one.name == name)
+    assert [other for other in exhibit.others if other.explains(*told)]
+    for at, odd in enumerate(("llama", "batches_keep_their_rows", FUTURE, "Prefill(2)")):
+        changed = [odd if number == at else was for number, was in enumerate(told)]
+        assert not [other for other in exhibit.others if other.explains(*changed)]
+
+
+@pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda one: one.name)
+def test_an_invented_finding_is_never_clean(exhibit: Exhibit) -> None:
+    """Whatever property says it, of whatever family: that plain chunks see the future is a known bug of none."""
+    for family in exhibit.families:
+        for name in BY_ID:
+            seen = Seen(name, FUTURE, 1, 1.0, 1, "Prefill(2)")
+            at = Visit(exhibit, exhibit.fixed, family, 104, 9.0, (seen,), frozenset(exhibit.expected))
+            assert (at.verdict, at.odd) == ("NOT CLEAN", (seen,))
 
 
 def test_a_bare_release_is_installed_last_and_without_what_it_asks_for() -> None:

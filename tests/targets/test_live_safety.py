@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
+import pkgutil
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +16,8 @@ from typing import Any
 import pytest
 
 from harness.commands import live_safety
-from harness.targets.mlx_lm import TRIMS_ITSELF
-from harness.targets.mlx_lm_catalogue import FAMILIES
+from harness.targets.mlx_lm import NO_KEYS, TRIMS_ITSELF
+from harness.targets.mlx_lm_catalogue import FAMILIES, WITHOUT_ENTRY
 
 ROOT = Path(__file__).parents[2]
 THIRTY = (
@@ -49,9 +53,102 @@ def test_an_answer_of_every_kind() -> None:
 
 def test_a_table() -> None:
     pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
-    ran = run("--only", "llama4")
+    ran = run("--only", "llama4,mamba,phi3small")
     assert ran.returncode == 0
-    assert [line.count("|") for line in ran.stdout.splitlines()] == [len(live_safety.COLUMNS) + 1] * 3
+    *table, empty, counted = ran.stdout.splitlines()
+    assert [line.count("|") for line in table] == [len(live_safety.COLUMNS) + 1] * 5 and not empty
+    assert counted == "3 rows: 0 yes, 0 no, 0 not shown, 2 not applicable, 1 not judged"
+    assert "| not judged | a forward of its block-sparse attention damages the heap" in table[-1]
+
+
+def test_every_module_of_the_installed_release_has_a_row() -> None:
+    """Asked of the modules themselves; one ends the process where a package of its own is missing."""
+    pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
+    models = importlib.import_module("mlx_lm.models")
+    there = set()
+    for module in pkgutil.iter_modules(models.__path__):
+        try:
+            loaded = importlib.import_module(f"mlx_lm.models.{module.name}")
+        except (ImportError, SystemExit):
+            there.add(module.name)
+            continue
+        if hasattr(loaded, "Model") and hasattr(loaded, "ModelArgs"):
+            there.add(module.name)
+    families = live_safety.all_families()
+    named = {one.module or family for family in families for one in FAMILIES.get(family, ())}
+    assert len(there) > 100 and there <= {*named, *families} and len(set(families)) == len(families)
+    assert {*FAMILIES, *WITHOUT_ENTRY} <= set(families)
+    assert set(families) - {*FAMILIES, *WITHOUT_ENTRY} <= there
+
+
+def test_what_ships_is_read_in_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
+    from harness.targets.mlx_lm_models import shipped
+
+    for name, source in {
+        "plain": "raise SystemExit(1)\nclass ModelArgs: ...\nclass Model: ...\n",
+        "borrowed": "from .plain import Model\nfrom .plain import Other as ModelArgs\n",
+        "assigned": "import plain\nModel = plain.Model\nModelArgs = plain.ModelArgs\n",
+        "layers": "class ModelArgs: ...\ndef f():\n    class Model: ...\n",
+        "broken": "class Model(: ...\n",
+    }.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    spec = types.SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    assert shipped() == ("assigned", "borrowed", "plain")
+    (row,) = live_safety.rows(["plain"], programs=1, seed=0)
+    assert (row.live_safe, row.evidence) == ("not judged", live_safety.NO_CONFIGURATION)
+    assert row.cells()[:6] == ("plain", *["-"] * 5)
+
+
+@pytest.mark.parametrize(
+    ("ships", "says"),
+    [(True, "cannot import its model gear: ModuleNotFoundError"), (False, "has no model gear")],
+    ids=["not importable", "not there"],
+)
+def test_a_model_that_the_release_lacks_is_a_row_and_others_go_on(
+    ships: bool, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
+    from harness.targets import mlx_lm_models
+
+    mlx_lm_models.build.cache_clear()
+    monkeypatch.setitem(sys.modules, "mlx_lm.models.gear", None)
+    if not ships:
+        monkeypatch.setattr(mlx_lm_models, "shipped", lambda: ())
+    gear, llama4 = live_safety.rows(["gear", "llama4"], programs=1, seed=0)
+    assert gear.live_safe == "not judged" and says in gear.evidence and "\n" not in gear.evidence
+    assert llama4.live_safe == "not applicable"
+
+
+def _states_alone(model: Any, caches: list[Any]) -> bool:
+    leaves = [leaf for cache in caches for leaf in getattr(cache, "caches", (cache,))]
+    return bool(leaves) and not any(hasattr(leaf, "update_and_fetch") for leaf in leaves)
+
+
+@pytest.mark.parametrize("family", ["mamba", "mamba2", "rwkv7"])
+def test_a_family_without_keys_is_told_by_its_own_caches(family: str) -> None:
+    pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
+    from harness.targets import mlx_lm
+    from harness.targets.naming import Asked, TargetError
+
+    (row,) = live_safety.rows([family], programs=1, seed=0)
+    (target,) = mlx_lm.resolve(f"mlx_lm:{family}")
+    assert (row.live_safe, row.reason) == ("not applicable", NO_KEYS) and all(row.cells())
+    assert REASONS[row.reason](target._model, target._library.make_prompt_cache(target._model))
+    for caches in ("", "@live-window", "@batch-generator", "@speculative"):
+        with pytest.raises(TargetError, match="cannot be judged: no keys, recurrent states only") as caught:
+            mlx_lm.subject(f"{family}{caches}", Asked("live", 0, 0, None))
+        assert "\n" not in str(caught.value)
+
+
+def test_a_family_with_states_beside_keys_is_judged() -> None:
+    pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
+    from harness.targets import mlx_lm
+
+    (target,) = mlx_lm.resolve("mlx_lm:lfm2")
+    assert target.has_keys and target.has_states
+    assert not _states_alone(target._model, target._library.make_prompt_cache(target._model))
 
 
 def _drop_their_fronts(model: Any, caches: list[Any]) -> bool:
@@ -76,7 +173,7 @@ def _drop_their_fronts(model: Any, caches: list[Any]) -> bool:
 
 
 #: Why a front trim does not apply to a family: each with what the library's own caches must then do.
-REASONS: dict[str, Callable[[Any, list[Any]], bool]] = {TRIMS_ITSELF: _drop_their_fronts}
+REASONS: dict[str, Callable[[Any, list[Any]], bool]] = {TRIMS_ITSELF: _drop_their_fronts, NO_KEYS: _states_alone}
 #: What is not a yes.
 ANSWERS = {("nemotron_nas", "linear-first"): "no", ("llama4", "tiny"): "not applicable"}
 

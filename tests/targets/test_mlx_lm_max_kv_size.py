@@ -80,13 +80,23 @@ def in_sight(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("in_sight")
-@pytest.mark.parametrize("family", heeding())
+@pytest.mark.parametrize("family", [family for family in heeding() if family != "mistral3"])
 def test_nothing_is_found_where_sinks_stay_in_sight(family: str) -> None:
     """Sinks, turns, rollbacks before a turn and their refusals behind it, copies, files; one by one and in chunks."""
     target = bounded(family)
     life = (Decode(7), Rollback(2), Chunk(2), Snapshot(0), Decode(8), Rollback(1), SaveLoad(), Chunk(13), Restore(0))
     judge_program(target, Program((*life, Verify(1, 0), Decode(9), Chunk(3))), ALL)
     judge_program(target, Program((Prefill(14), Fork(1), Decode(3, 1), Chunk(2)), TWO), ALL)
+
+
+def test_sinks_that_a_window_has_left_behind_are_seen_to_be_shown() -> None:
+    """mistral3 has windows and no caches of its own: as long as its window reaches the sinks, nothing is wrong."""
+    target = bounded("mistral3")
+    assert target.windows == (12, None, 12)
+    mask = BY_ID["mask_shows_exactly_the_visible_set"]
+    judge_program(target, Program((Decode(12),)), [mask])
+    with pytest.raises(FindingError, match=r"shows the key at position 0 .* to the token at position 12"):
+        judge_program(target, Program((Decode(13),)), [mask])
 
 
 @pytest.mark.usefixtures("in_sight")
