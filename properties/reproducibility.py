@@ -53,7 +53,8 @@ class UntrimmedOutputsAreByteIdentical(Property):
         steps = [evidence.run.steps[i] for i in evidence.untrimmed]
         mine, theirs = (run.target.identity.policy for run in (evidence.run, other))
         found = _compare(steps, other, f"the {mine} policy", f"the {theirs} policy", masked_only=True)
-        again = evidence.counterpart_again if found.violation is not None else None
+        raised = any(step.error is not None for step in other.steps)  # which is a finding, even if it was once
+        again = evidence.counterpart_again if found.violation is not None and not raised else None
         if again is not None and _compare(other.steps, again, "", "").violation is not None:
             return Judgement(inconclusive=OTHER_UNREPEATED)
         return unless_noise(evidence, found)

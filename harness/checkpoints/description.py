@@ -9,7 +9,6 @@ from typing import Any
 
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.fingerprint import Fingerprint
-from harness.words import plain
 from reference_models.quantised import Packing
 from reference_models.registry import OPTIONS, limits
 
@@ -78,7 +77,7 @@ def describe(checkpoint: Checkpoint, digests: Fingerprint) -> str:
     kinds = ", ".join(f"{dtype} x {count}" for dtype, count in checkpoint.dtypes.items())
     weights = checkpoint.weights
     rows = [
-        ("checkpoint", plain(checkpoint.name)),
+        ("checkpoint", checkpoint.name),
         ("family", checkpoint.family),
         ("variant", variant(checkpoint)),
         ("quantisation", quantisation(checkpoint) or "none"),

@@ -6,6 +6,7 @@ Exit code 0, or 2 with one line that names file and key. Notes and warnings go t
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.commands import UsageError
+from harness.words import plain
 
 _INPUT = (
     "ids [B, T]; with images pixel_values and image_grid_thw, with videos pixel_values_videos and video_grid_thw, as "
@@ -104,7 +106,7 @@ def _identify(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(package.as_dict(checkpoint, digests), indent=2))
     else:
-        print(package.describe(checkpoint, digests))
+        print(package.describe(dataclasses.replace(checkpoint, name=plain(checkpoint.name)), digests))
     return 0
 
 

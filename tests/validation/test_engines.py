@@ -116,7 +116,9 @@ def test_a_planted_bug_of_the_engine_fails_and_hidden_masks_are_vacuous(
 @needs_mlx_lm
 def test_what_never_gets_behind_a_trim_is_vacuous_or_refused(synth: Synth, validate: Validate) -> None:
     short = validate(synth("olmo3"), "--engine", "mlx_lm", "--tokens", "24")
-    assert (short.code, short.record) == (1, None) and short.out.startswith("VACUOUS  ")
+    assert short.code == 1 and short.out.startswith("VACUOUS  ") and short.record is not None
+    VALIDATOR.validate(short.record)
+    assert (short.record["verdict"], short.record["engine"]["name"]) == ("VACUOUS", "mlx_lm")
     own = f"wire:{sys.executable} -m harness.wire.worker mlx_lm:{synth('olmo3')}"
     refused = validate(synth("olmo3"), "--engine", own)  # the library's own caches have no front trim
     assert (refused.code, refused.record) == (2, None)
