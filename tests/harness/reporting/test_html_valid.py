@@ -27,6 +27,8 @@ MOST = 300_000  # bytes
 LOADS = re.compile(
     r"""(?:src|href|srcset|data|action|poster)\s*=\s*["']?(?!#)|url\(|@import|<(?:script|link|iframe|img)"""
 )
+#: Of the index to a report beside it: a relative path, which nothing loads by itself.
+BESIDE = re.compile(r'<a href="(?:families|targets|checkpoints|faults)/[^":]*\.html">')
 
 
 def errors(page: str) -> list[str]:
@@ -40,7 +42,7 @@ def errors(page: str) -> list[str]:
 def check(page: str) -> None:
     assert errors(page) == []
     assert len(page.encode()) < MOST
-    assert not LOADS.findall(page)
+    assert not LOADS.findall(BESIDE.sub("<a>", page))
 
 
 @pytest.fixture(scope="module")
@@ -114,4 +116,4 @@ def test_the_validator_bites(wrong: str) -> None:
     "wrong", ['<img src="x">', "<style>a { background: url(x) }</style>", '<a href="http://x">', "<script>"]
 )
 def test_a_request_would_be_seen(wrong: str) -> None:
-    assert LOADS.findall(wrong) and not LOADS.findall(html_page("# T\n\nhttp://x/y\n"))
+    assert LOADS.findall(BESIDE.sub("<a>", wrong)) and not LOADS.findall(html_page("# T\n\nhttp://x/y\n"))
