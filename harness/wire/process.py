@@ -44,8 +44,27 @@ class CannotStart(WorkerError):
     """There is no such command."""
 
 
-def _end(process: subprocess.Popen[bytes], folder: str, grace: float) -> None:
+_GUARD = 'read -r _; kill -KILL "-$1"; rm -rf -- "$2"'
+"""What a shell does once its input ends, with the number of a group and a folder: SIGKILL leaves us no time for it."""
+
+
+def _guard(pid: int, folder: str) -> subprocess.Popen[bytes] | None:
+    """Who ends the worker where this process is killed; None where there is no shell. Its input is a pipe of ours."""
+    command = ["/bin/sh", "-c", _GUARD, "kv-harness-guard", str(pid), folder]
+    nobody = subprocess.DEVNULL
+    try:
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=nobody, stderr=nobody, start_new_session=True)
+    except OSError:
+        return None
+
+
+def _end(process: subprocess.Popen[bytes], guard: subprocess.Popen[bytes] | None, folder: str, grace: float) -> None:
     """End the process and its group, and remove the folder of its temporary files."""
+    if guard is not None:  # before the number of the process can be that of another
+        guard.kill()
+        guard.wait()
+        if guard.stdin is not None:
+            guard.stdin.close()
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             with contextlib.suppress(OSError):
@@ -90,7 +109,8 @@ class WorkerProcess:
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        self._stop = weakref.finalize(self, _end, self._process, folder, 0.0)
+        self._guard = _guard(self._process.pid, folder)
+        self._stop = weakref.finalize(self, _end, self._process, self._guard, folder, 0.0)
         self._folder = folder
         pipes = (self._process.stdin, self._process.stdout, self._process.stderr)
         self._in, self._out, self._err = (pipe.fileno() for pipe in pipes if pipe is not None)
@@ -117,7 +137,7 @@ class WorkerProcess:
         """End it; ``grace``: seconds in which it may do so by itself, once its input is closed."""
         self._selector.close()
         if self._stop.detach() is not None:
-            _end(self._process, self._folder, grace)
+            _end(self._process, self._guard, self._folder, grace)
 
     def _exchange(self, left: memoryview) -> bytes:
         deadline = time.monotonic() + self._limit

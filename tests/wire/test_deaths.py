@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 import resource
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,3 +148,25 @@ def test_the_historic_crash_is_found_and_shrunk_by_an_ordinary_campaign(mode: st
     assert len(bug.finding.program.operations) <= 4, str(bug.finding.program)
     assert f"was killed by SIG{mode.upper()}" in bug.finding.message.replace("SIGABRT", "SIGABORT")
     target.engine.stop()
+
+
+def test_a_harness_that_is_killed_leaves_nothing(misbehaving: Misbehaving, gone: Gone, temporary: Path) -> None:
+    """In the middle of a hang, so that no end of its input can tell the worker."""
+    program = (
+        "import sys; from harness.targets.naming import Asked, resolve; "
+        "(target,) = resolve('wire:' + sys.argv[1], Asked()).targets; "
+        "print(target.engine.pid, flush=True); target.open(('pool',)).forward(0, (1, 2))"
+    )
+    command = [sys.executable, "-c", program, misbehaving("hang", "forward")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as harness:
+        assert harness.stdout is not None
+        pid = int(harness.stdout.readline())
+        time.sleep(0.3)
+        assert any(temporary.iterdir()) and not gone(pid)
+        harness.kill()
+    assert gone(pid)
+    for _ in range(100):
+        if not any(temporary.iterdir()):
+            break
+        time.sleep(0.02)
+    assert list(temporary.iterdir()) == []
