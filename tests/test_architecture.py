@@ -32,7 +32,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "harness.words",
         "harness.rows_of_a_batch",
         "harness.comparison",
-        "harness.felt",
         "harness.oracle",
         "harness.quantised",
         "harness.images",
