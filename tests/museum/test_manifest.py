@@ -163,7 +163,7 @@ FUTURE = "layer 0: the mask shows the key at position 1 (slot 1) to the token at
 SAID = [
     (
         *("rotating-merge", "gemma3_text", MASK),
-        "layer 0: the mask hides the key at position 0 (slot 2) to the token at position 9 (chunk of 2, cache that keeps",
+        "layer 0: the mask hides the key at position 0 (slot 2) to the token at position 9 (window, cache that keeps",
         "s0:Prefill(4) ; Batch(0, 1) ; BatchForward(6) ; BatchDecode(3) ; BatchForward(2)",
     ),
     (
