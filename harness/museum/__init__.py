@@ -63,11 +63,6 @@ class Exhibit:
         """Of the targets that its releases are: ``mlx_lm``."""
         return self.package.replace("-", "_")
 
-    @property
-    def known(self) -> frozenset[str]:
-        """Properties that fail by other bugs."""
-        return frozenset(name for other in self.others for name in other.properties)
-
     def installs(self, version: str) -> tuple[tuple[str, ...], ...]:
         """Arguments of ``pip install`` for a release, one command after the other."""
         release = f"{self.package}=={version}"
