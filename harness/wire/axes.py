@@ -84,7 +84,8 @@ def _call(call: AttentionCall, broke: bool, where: str) -> None:
             raise CodecError(f"{where}.mask_shape has no key axis")
         for number, length in enumerate(call.mask_shape):
             _count(length, f"{where}.mask_shape[{number}]")
-    known = {"heads": call.heads, "kv_heads": call.kv_heads, "queries": call.query_len, "keys": call.key_len}
+    # Of keys there may be more than key_len counts: slots of a batch that are nobody's are not counted.
+    known = {"heads": call.heads, "kv_heads": call.kv_heads, "queries": call.query_len}
     if call.shown is not None:
         _axes("shown", call.shown, {} if broke else dict(known), f"{where}.shown")
         width, shape = call.shown.shape[-1], call.mask_shape

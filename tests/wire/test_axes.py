@@ -7,15 +7,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import properties
+from harness.calls import AttentionCall, AttentionValues
 from harness.campaign import run_campaign
 from harness.findings import Verdict
 from harness.profiles import PROFILES
 from harness.targets.naming import Asked, resolve
 from harness.wire import engine
-from harness.wire.axes import AXES
+from harness.wire.axes import AXES, check_answer
+from harness.wire.codec import CodecError
+from harness.wire.protocol import ForwardAnswer
 from harness.wire.serve import Server
 
 NAME = "reference:nemotron_nas:plain:rows"
@@ -109,3 +113,14 @@ def test_as_they_are_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_array_of_the_protocol_is_bent() -> None:
     """But two, which stand here for others: no engine of ours gives sinks, and no other gap than of a choice."""
     assert set(FIELDS) | {"sinks", "rounding_gap"} == set(AXES) | {"free_logits"}
+
+
+def test_slots_of_a_batch_that_are_nobodys_are_values_all_the_same() -> None:
+    """mlx-lm's rotating caches in a batch: they lie among the keys, and are left out of their number."""
+    of = [np.zeros((1, heads, length, 8)) for heads, length in ((4, 1), (2, 5), (2, 5), (4, 1))]
+    call = AttentionCall("fast", 1, 3, 3, 4, 2, "none", values=AttentionValues(*of, 1.0))
+    check_answer({"tokens": (1,)}, ForwardAnswer(np.zeros((1, 7)), (call,)), None, None)
+    of[2] = of[2][:, :, :4]
+    call = replace(call, values=AttentionValues(*of, 1.0))
+    with pytest.raises(CodecError, match=r"values.values has the shape \[1, 2, 4, 8\], expected .*: keys are 5"):
+        check_answer({"tokens": (1,)}, ForwardAnswer(np.zeros((1, 7)), (call,)), None, None)
