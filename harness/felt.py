@@ -7,11 +7,8 @@ the same tokens are processed. Each target is asked once, by two programs that a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-import numpy as np
-
-from harness.comparison import bytes_of
+from harness.comparison import Array, bytes_of
 from harness.execution import Execution, execute_numbered
 from harness.images import token_ids
 from harness.judging import Felt
@@ -55,7 +52,7 @@ def _trims(target: Target) -> bool:
     return False
 
 
-def _chunk(target: Target, begun: list[tuple[Operation, int]]) -> np.ndarray[Any, Any] | None:
+def _chunk(target: Target, begun: list[tuple[Operation, int]]) -> Array | None:
     """The logits of the same new tokens behind these operations (with the number of the first token of each); None
     where something raised."""
     lines = [(operation, (number,), None) for operation, number in (*begun, (Chunk(_NEW), 2000))]
@@ -65,5 +62,5 @@ def _chunk(target: Target, begun: list[tuple[Operation, int]]) -> np.ndarray[Any
     return last.forwards[-1].seen.logits if done and len(run.steps) == len(lines) and last.error is None else None
 
 
-def _differ(left: np.ndarray[Any, Any] | None, right: np.ndarray[Any, Any] | None) -> bool:
+def _differ(left: Array | None, right: Array | None) -> bool:
     return left is None or right is None or left.shape != right.shape or bytes_of(left) != bytes_of(right)
