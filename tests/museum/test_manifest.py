@@ -181,6 +181,11 @@ SAID = [
         "Batch(0, 1, 2) changed sequence 0: layer 0: the key row in slot 0 (position 0) differs, 0.568 became 0",
         "s0:Prefill(1) ; Batch(1) ; Batch(0, 1, 2)",
     ),
+    (  # the row has left the batch, and remembers its padding
+        *("cache-list-files", "longcat_flash_ngram", FREE),
+        "Decode(1), forward 0: the logits of the token at position 1 differ at entry 7: -1.78 from the target",
+        "Batch(0, 1) ; BatchForward(1, 2) ; s0:Decode(1)",
+    ),
     (
         *("speculation-over-states", "qwen3_next", WHOLLY),
         "BatchDecode(1) raised ValueError: [concatenate] All the input array dimensions must match exactly",
