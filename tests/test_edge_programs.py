@@ -18,6 +18,7 @@ from harness.operations import (
     Prefill,
     Program,
     Rollback,
+    SaveLoad,
     TrimFront,
 )
 from harness.recording import record
@@ -151,3 +152,13 @@ def test_what_cannot_mean_anything_is_refused(make: object, message: str) -> Non
     assert callable(make)
     with pytest.raises(OperationError, match=message):
         make()
+
+
+def test_a_file_need_not_keep_the_buffers_of_a_cache_that_shows_nothing() -> None:
+    """A chunked cache that was rolled back to where its chunk begins: it holds no key, and room for some."""
+    (target,) = (t for t in targets("olmo3") if t.storage == "chunked-5")
+    program = Program((Prefill(1), Decode(8), Rollback(4), SaveLoad(), Chunk(3)))
+    run = judge_program(target, program, properties.ALL).run
+    before, after = (run.steps[index].told[0] for index in (2, 3))
+    assert [cache.live_len for cache in before.lengths] == [0] * len(before.lengths) and len(before.held) == 5
+    assert [cache.per_slot for cache in before.memory] != [cache.per_slot for cache in after.memory]
