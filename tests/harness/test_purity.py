@@ -46,7 +46,9 @@ TRIMMED = Program((Prefill(4), Chunk(2), TrimFront(2), Decode(1)))
 def test_what_was_written_into_is_told_with_its_place(bug: str, step: int, words: str) -> None:
     finding = judge(fake(bug), TRIMMED, PURE).finding
     assert finding is not None and finding.violation.step == step
-    assert finding.message.startswith(TRIMMED.operations[step].text()) and words in finding.message
+    count = len(TRIMMED.operations)
+    place = f" (operation {step + 1} of {count})" if step + 1 < count else ""
+    assert finding.message.startswith(TRIMMED.operations[step].text()) and finding.message.endswith(words + place)
 
 
 @pytest.mark.parametrize(
