@@ -86,7 +86,12 @@ def test_a_name_can_be_given_back(tmp_path: Path, more: tuple[str, ...]) -> None
     assert done.returncode == 0, done.stdout + done.stderr
     said = f"PASSED {name}" if "-n" in more else f"{name} PASSED"
     assert "1 passed" in done.stdout and said in done.stdout
-    both = in_a_project(tmp_path, "--kv-profile", "smoke", *more, name, "test_theirs.py")
+
+
+def test_a_name_and_a_file_of_the_project_can_be_asked_for_together(tmp_path: Path) -> None:
+    name = f"kv-harness::{RIGHT}[planted bug]"
+    theirs = "def test_theirs(): assert 0\n"
+    both = in_a_project(tmp_path, "--kv-profile", "smoke", "-n", "2", name, "test_theirs.py", tests=theirs)
     assert both.returncode == 1 and "1 failed, 1 passed" in both.stdout
 
 
