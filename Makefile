@@ -15,7 +15,7 @@ MARK := .kv-harness
 INSTALLED := .installed-$(shell pwd -P | cksum | cut -d' ' -f1)
 STAMP := $(VENV)/$(INSTALLED)
 PEERS_STAMP := $(PEERS_VENV)/$(INSTALLED)
-GENERATED := reports/families reports/shards reports/checkpoints reports/targets reports/faults reports/museum.json reports/index.md reports/index.html
+GENERATED := reports/families reports/shards reports/checkpoints reports/targets reports/faults reports/museum.json reports/museum.md reports/index.md reports/index.html
 
 .PHONY: run test published-sizes lint format parity bench load faults museum no-false-alarm seeds publish-reports publish-checkpoints constraints clean
 
@@ -63,7 +63,7 @@ faults: $(STAMP)  # the kill matrix: every planted bug in every family
 # MUSEUM takes further arguments; the environments of the releases go into MUSEUM_VENVS, some 350 MB each.
 MUSEUM_VENVS ?= .museum
 museum: $(STAMP)  # known bugs of released engines: found in the old releases, gone in the mended ones
-	$(BIN)/kv-harness museum --venvs '$(MUSEUM_VENVS)' --seed '$(SEED)' --json reports/museum.json $(MUSEUM)
+	$(BIN)/kv-harness museum --venvs '$(MUSEUM_VENVS)' --seed '$(SEED)' --out reports --jobs '$(JOBS)' $(MUSEUM)
 
 # About ten programs a second: a night for the whole number. SEED draws others.
 PROGRAMS ?= 200000

@@ -5,17 +5,22 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import shlex
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness.commands import UsageError, file_to_write, limit_option
+from harness.commands import UsageError, jobs_option, limit_option
 from harness.museum import Exhibit, ManifestError, exhibits
 from harness.museum.environments import NoEnvironment, environment
 from harness.profiles import PROFILES
+from harness.reporting import check_writable, record_text, versions, write_atomically
+from harness.reporting.museum import SCHEMA, SCHEMA_VERSION, museum_markdown
+from harness.terminal import INTERRUPTS
+from harness.workers import Died, in_processes
 
 COLUMNS = ("bug", "release", "family", "verdict", "property", "after", "seconds", "program", "beside it")
 
@@ -90,18 +95,38 @@ class Visit:
 
     def to_json(self) -> dict[str, Any]:
         found = [dataclasses.asdict(one) for one in self.found]
+        hit = None if (self.mended and self.good) else self.hit or next(iter(self.odd), None)
         named = {"bug": self.exhibit.name, "report": self.exhibit.report, "package": self.exhibit.package}
         measured = {"programs": self.programs, "seconds": round(self.seconds, 1), "found": found}
+        measured["hit"] = None if hit is None else dataclasses.asdict(hit)
         return {**named, "version": self.version, "family": self.family, "verdict": self.verdict, **measured}
 
 
-def visits(chosen: Iterable[Exhibit], venvs: Path, profile: str, seed: int, limit: float) -> Iterator[Visit]:
-    """One for every release and family, as they are judged. Raises NoEnvironment and TargetError."""
-    for exhibit in chosen:
-        for version in (*exhibit.buggy, exhibit.fixed):
-            python = environment(venvs / f"{exhibit.package}-{version}", exhibit.installs(version))
-            for family in exhibit.families:
-                yield _visit(exhibit, version, family, python, profile, seed, limit)
+def visits(
+    chosen: Iterable[Exhibit], venvs: Path, profile: str, seed: int, limit: float, jobs: int = 1
+) -> Iterator[Visit]:
+    """One for every release and family, as they are done: one by one, each environment made when it is its turn; or
+    ``jobs`` at once, when all environments are there. Raises NoEnvironment, TargetError, and KeyboardInterrupt behind
+    what was measured."""
+    asked = [(one, version) for one in chosen for version in (*one.buggy, one.fixed)]
+    made = (
+        (exhibit, version, family, environment(venvs / f"{exhibit.package}-{version}", exhibit.installs(version)))
+        for exhibit, version in asked
+        for family in exhibit.families
+    )
+    calls = ((_visit, (*each, profile, seed, limit)) for each in made)
+    if jobs == 1:
+        yield from (function(*arguments) for function, arguments in calls)
+        return
+    from harness.targets.naming import TargetError
+
+    several = list(calls)
+    for number, visit in in_processes(several, jobs):
+        if isinstance(visit, Died):
+            exhibit, version, family, *_ = several[number][1]
+            raise TargetError(f"the process that judged {exhibit.package} {version}, {family}, died ({visit.how})")
+        yield visit
+    INTERRUPTS.check()
 
 
 def _visit(exhibit: Exhibit, version: str, family: str, python: Path, profile: str, seed: int, limit: float) -> Visit:
@@ -148,7 +173,8 @@ def register(commands: Any) -> None:
     )
     museum.add_argument("--profile", choices=list(PROFILES), default="quick", help="budget (default: quick)")
     museum.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
-    museum.add_argument("--json", type=file_to_write, metavar="FILE", help="write what was measured there, too")
+    museum.add_argument("--out", type=Path, metavar="DIR", help="write museum.md and museum.json there, too")
+    jobs_option(museum)
     limit_option(museum)
     museum.set_defaults(act=_museum)
 
@@ -167,12 +193,15 @@ def _museum(arguments: argparse.Namespace) -> int:
             releases = f"{one.package} {', '.join(one.buggy)}; mended in {one.fixed}"
             print(f"{one.name}   [{one.report}; {releases}]\n    {', '.join(one.families)}: {', '.join(one.expected)}")
         return 0
+    if arguments.out is not None:  # a folder that cannot be written is told of before anything runs
+        _write(arguments.out, None)
     seen: list[Visit] = []
     whole = False
-    _keep(arguments.json, seen)  # a file that cannot be written is told of before anything runs
+    started = time.monotonic()
     print(f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}", flush=True)
+    asked = (arguments.venvs, arguments.profile, arguments.seed, arguments.limit, arguments.jobs)
     try:
-        for visit in visits(chosen, arguments.venvs, arguments.profile, arguments.seed, arguments.limit):
+        for visit in visits(chosen, *asked):
             seen.append(visit)
             print(f"| {' | '.join(visit.cells())} |", flush=True)
         whole = True
@@ -180,20 +209,48 @@ def _museum(arguments: argparse.Namespace) -> int:
         pass
     except (NoEnvironment, TargetError) as error:
         raise UsageError(str(error)) from error
-    _keep(arguments.json, seen)
+    finally:  # nor is it by a release that cannot be installed
+        if arguments.out is not None and seen:
+            _write(arguments.out, _record(arguments, chosen, seen, whole, time.monotonic() - started))
     print(f"\n{'' if whole else 'interrupted; '}{_summary(seen)}")
     return int(not whole or not all(visit.good for visit in seen))
 
 
-def _keep(path: Path | None, seen: Sequence[Visit]) -> None:
-    from harness.reporting import write_atomically
+def _record(
+    arguments: argparse.Namespace, chosen: Sequence[Exhibit], seen: Sequence[Visit], whole: bool, seconds: float
+) -> dict[str, Any]:
+    """In the order of the manifest, whichever was done first."""
+    order = [
+        (one.name, version, family) for one in chosen for version in (*one.buggy, one.fixed) for family in one.families
+    ]
+    told = sorted(seen, key=lambda visit: order.index((visit.exhibit.name, visit.version, visit.family)))
+    only = [] if arguments.only is None else ["--only", ",".join(one.name for one in chosen)]
+    numbers = ["--profile", arguments.profile, "--seed", str(arguments.seed)]
+    return {
+        "schema": SCHEMA,
+        "schema_version": SCHEMA_VERSION,
+        "profile": arguments.profile,
+        "seed": arguments.seed,
+        "jobs": arguments.jobs,
+        "versions": versions(),
+        "command": shlex.join(["kv-harness", "museum", *only, *numbers]),
+        "partial": not whole,
+        "summary": _summary(told),
+        "visits": [visit.to_json() for visit in told],
+        "written": {"at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": round(seconds, 1)},
+    }
 
-    if path is None:
-        return
+
+def _write(out: Path, record: dict[str, Any] | None) -> None:
+    """None: is it possible?"""
     try:
-        write_atomically(path, json.dumps([visit.to_json() for visit in seen], indent=1) + "\n")
+        if record is None:
+            check_writable(out, [Path("museum")], ("json", "md"))
+            return
+        write_atomically(out / "museum.json", record_text(record))
+        write_atomically(out / "museum.md", museum_markdown(record))
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+        raise UsageError(f"cannot write reports: {error.filename or out}: {error.strerror or error}") from error
 
 
 def _summary(seen: Sequence[Visit]) -> str:

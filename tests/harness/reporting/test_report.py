@@ -166,7 +166,7 @@ def test_an_edited_matrix_is_named(edit: str, tmp_path: Path, capsys: pytest.Cap
     assert said.count("\n") == 1 and f"{NAME}.json: no kill matrix" in said
 
 
-@pytest.mark.parametrize("option", ["report --issue", "museum --json", "explain x.json --html"])
+@pytest.mark.parametrize("option", ["report --issue", "explain x.json --html"])
 @pytest.mark.parametrize("name", ["/dev/full", "{}/none/x.md", "", "{}", "a\0b", "x" * 300, "{}/.."])
 def test_a_file_that_cannot_be_is_refused_first(
     option: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
