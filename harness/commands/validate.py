@@ -17,10 +17,11 @@ from harness.commands import UsageError, limit_option, out_option
 from harness.findings import Verdict
 from harness.targets.naming import LIMIT
 from harness.validation.plan import Asked, Plan, PlanError, chunks_of, make_plan, shows_nothing
+from harness.validation.sides import REFERENCE, EngineError, Sides, sides_of, with_control
 from harness.words import plain
 
 if TYPE_CHECKING:
-    from harness.validation.engines import Engine
+    from harness.validation.engine import Engine
 
 FREE = 0.8  # of the free memory is what a validation may take unless somebody says otherwise
 DTYPES = ("float32", "float16", "bfloat16")
@@ -42,17 +43,21 @@ def register(commands: Any, device_option: Callable[[argparse.ArgumentParser], N
         parser.add_argument(option, type=int, default=value, metavar=name, help=f"{meaning} (default: {value})")
     parser.add_argument(
         "--engine",
-        default="reference",
         metavar="NAME",
         help="what runs it: reference, mlx_lm, or wire:COMMAND, which serves it (default: reference)",
     )
-    policies = ("live", "offset")
     parser.add_argument(
         "--before",
-        choices=(*policies, "library"),
-        help="also run under this mask policy, and compare; library: on mlx-lm's own caches, untrimmed",
+        metavar="SIDE",
+        help="also run this side, and compare: a mask policy of the engine (live, offset; of mlx_lm also library, its "
+        "own caches, untrimmed), another ENGINE, or ENGINE@POLICY",
     )
-    parser.add_argument("--after", choices=policies, default="live", help="the mask policy that is judged")
+    parser.add_argument(
+        "--after",
+        default="live",
+        metavar="SIDE",
+        help="the side that is judged: live, offset, ENGINE or ENGINE@POLICY (default: live)",
+    )
     parser.add_argument("--dtype", choices=DTYPES, help="default: as stored; float32 has its logits compared as well")
     parser.add_argument("--memory", type=float, metavar="GB", help="at most (default: 80 %% of what is free)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn (default: 0)")
@@ -68,7 +73,7 @@ def act(arguments: argparse.Namespace) -> int:
 
 
 def _act(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> int:
-    asked, started = _asked(arguments), time.monotonic()
+    asked, named, started = _asked(arguments), _sides(arguments), time.monotonic()
     try:
         from harness import checkpoints
         from harness.targets.device import use_device
@@ -85,29 +90,30 @@ def _act(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> int:
                 use_device(arguments.device)
             except TargetError as error:
                 raise UsageError(f"argument --device: {error}") from error
-        engine = stack.enter_context(
-            contextlib.closing(
-                engines.open_engine(arguments.engine, arguments.checkpoint, arguments.dtype, arguments.limit)
-            )
-        )
-        sides = validation.with_control(arguments.before, arguments.after, engine.policies)
+        engine = engines.open_judged(named, arguments.checkpoint, arguments.dtype, arguments.limit)
+        stack.callback(engine.close)
+        if (other := engines.open_other(named, engine, arguments.dtype, arguments.limit)) is not None:
+            stack.callback(other.close)
+        before = None if named.before is None else named.before.policy
+        sides = with_control(before, named.after.policy, engine.policies, None if other is None else other.policies)
+        out, command = arguments.out, _command(arguments, named)
         if (nothing := shows_nothing(asked)) is not None:
-            wanted = Validation(engine, Plan(asked, chunks_of(asked), ()), sides, arguments.out, _command(arguments), 0)
+            wanted = Validation(engine, Plan(asked, chunks_of(asked), ()), sides, out, command, 0, other)
             _say(_reads(engine))
             wanted.begin()
             wanted.write(record_of_nothing(wanted, nothing, time.monotonic() - started))
             print(f"{Verdict.VACUOUS}  {plain(f'{engine.title}: {nothing}')}\nreport in {wanted.file('md')}")
             return 1
         plan = make_plan(asked, images=engine.no_images is None)
-        estimate = validation.estimate(engine.needs, plan, engine.vocab_size, engine.compared)
+        estimate = validation.estimate(engine, plan, other)
         _check_memory(estimate, arguments.memory, checkpoints.free_bytes())
         _say(_reads(engine))
-        wanted = Validation(engine, plan, sides, arguments.out, _command(arguments), estimate)
+        wanted = Validation(engine, plan, sides, out, command, estimate, other)
         record = validation.run(wanted, _say)
     except KeyboardInterrupt:
         _say("interrupted; there is no report, and the same command goes on behind the programs that are finished")
         raise
-    except (checkpoints.CheckpointError, engines.EngineError, TargetError, PlanError) as error:
+    except (checkpoints.CheckpointError, EngineError, TargetError, PlanError) as error:
         raise UsageError(str(error)) from error
     except OSError as error:
         where = error.filename or arguments.out
@@ -124,8 +130,6 @@ def _act(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> int:
 def _asked(arguments: argparse.Namespace) -> Asked:
     if not 0 <= arguments.seed < 2**32:
         raise UsageError(f"argument --seed: must lie in [0, 2**32), got {arguments.seed}")
-    if arguments.before == arguments.after:
-        raise UsageError(f"argument --before: {arguments.before} is --after as well: that compares a side with itself")
     if arguments.memory is not None and not arguments.memory > 0:
         raise UsageError(f"argument --memory: must be a number of GB above 0, got {arguments.memory}")
     asked = Asked(
@@ -138,6 +142,13 @@ def _asked(arguments: argparse.Namespace) -> Asked:
     return asked
 
 
+def _sides(arguments: argparse.Namespace) -> Sides:
+    try:
+        return sides_of(arguments.engine, arguments.before, arguments.after)
+    except EngineError as error:
+        raise UsageError(str(error)) from error
+
+
 def _check_memory(estimate: int, asked: float | None, free: int) -> None:
     most = asked * 1e9 if asked is not None else FREE * free
     if estimate > most:
@@ -148,14 +159,16 @@ def _check_memory(estimate: int, asked: float | None, free: int) -> None:
         )
 
 
-def _command(arguments: argparse.Namespace) -> str:
+def _command(arguments: argparse.Namespace, sides: Sides) -> str:
     """What does it again; --memory, --out and what is left out have no say in the result."""
     parts = ["kv-harness", "validate", arguments.checkpoint]
     parts += ["--max-kv-size", arguments.max_kv_size, "--prefill-chunk-size", arguments.prefill_chunk_size]
     parts += ["--tokens", arguments.tokens, "--decode", arguments.decode]
-    parts += [] if arguments.engine == "reference" else ["--engine", arguments.engine, *_limit(arguments.limit)]
-    parts += ["--before", arguments.before] if arguments.before else []
-    parts += ["--after", arguments.after, *(("--dtype", arguments.dtype) if arguments.dtype else ())]
+    engine, before = sides.after.engine, sides.before
+    parts += [] if engine == REFERENCE else ["--engine", engine]
+    parts += [] if {engine, sides.other} <= {REFERENCE, None} else _limit(arguments.limit)
+    parts += [] if before is None else ["--before", before.policy if sides.other is None else before]
+    parts += ["--after", sides.after.policy, *(("--dtype", arguments.dtype) if arguments.dtype else ())]
     parts += ["--seed", arguments.seed, *(("--device", arguments.device) if arguments.device else ())]
     return shlex.join(map(str, parts))
 

@@ -87,7 +87,7 @@ def _what(record: Record) -> str:
         ("weights", f"{checkpoint['bytes']:,} bytes, {checkpoint['parameters']:,} parameters"),
         ("quantisation", checkpoint["quantisation"] or "none"),
         ("computed in", record["dtype"]),
-        ("engine", record["engine"]["phrase"] if "engine" in record else _REFERENCE),
+        *_engines(record),
         *((f"mask policy {side}", policy) for side, policy in record["sides"].items()),
         ("device", record["device"]),
         *record["versions"].items(),
@@ -102,6 +102,17 @@ def _what(record: Record) -> str:
         ("written", f"{record['written']['at']}, after {record['written']['seconds']:,} s"),
     ]
     return table(("what", "against what"), rows)
+
+
+def _engines(record: Record) -> Iterator[tuple[str, str]]:
+    """What ran it; of two engines, which of them ran which sides, and what is not the same of the other."""
+    judged = record["engine"]["phrase"] if "engine" in record else _REFERENCE
+    if (other := record.get("before_engine")) is None:
+        yield "engine", judged
+        return
+    yield from (("engine after", judged), ("engine before", other["phrase"]), ("before computed in", other["dtype"]))
+    if other["device"] != record["device"]:
+        yield "device before", other["device"]
 
 
 def _sides(record: Record) -> Iterator[str]:

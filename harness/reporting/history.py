@@ -150,7 +150,7 @@ def checkpoints_table(records: Sequence[Mapping[str, Any]], pages: Sequence[str]
             record["verdict"],
             "P={max_kv_size} C={prefill_chunk_size} N={tokens} K={decode}".format_map(record["plan"]),
             f"{_engine(record)}, {record['dtype']} on {record['device']}, seed {record['seed']}",
-            ", ".join(f"{side} {policy}" for side, policy in record["sides"].items() if side != "control"),
+            ", ".join(_side(record, side) for side in record["sides"] if side != "control"),
             link(page),
         )
         for record, page in zip(records, pages, strict=True)
@@ -161,6 +161,12 @@ def checkpoints_table(records: Sequence[Mapping[str, Any]], pages: Sequence[str]
 
 def _engine(record: Mapping[str, Any]) -> str:
     return str(record["engine"]["name"]) if "engine" in record else "reference"
+
+
+def _side(record: Mapping[str, Any], side: str) -> str:
+    """Its mask policy, and its engine where that is not the judged one."""
+    other = f" {record['before_engine']['name']}" if side == "before" and "before_engine" in record else ""
+    return f"{side}{other} {record['sides'][side]}"
 
 
 def index_markdown(records: Sequence[Mapping[str, Any]], pages: Sequence[str], history: Sequence[Entry]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import mlx.core as mx
 
 from harness.targets.naming import TargetError
@@ -20,6 +22,12 @@ def use_device(name: str) -> None:
 def device() -> str:
     """Where the reference models run and in which precision, for reports."""
     return f"{mx.default_device()}, float32 weights"
+
+
+def give_back() -> None:
+    """Give the memory of arrays that nothing refers to any more back to the machine, where MLX keeps it."""
+    gc.collect()  # a model and its layers refer to one another
+    mx.clear_cache()
 
 
 def compiles() -> bool:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.operations import tokens_of
-from harness.validation.engines import Engine
+from harness.validation.engine import Engine
 from harness.validation.judged import CACHE_FREE, WITNESS
 from harness.validation.plan import Plan, Planned
 from harness.validation.verdict import Results
 
 
-def limits(engine: Engine, plan: Plan, left_out: Mapping[str, str], results: Results) -> list[str]:
-    """Most important first; never empty, for some engine and some device it always was. The engine has been loaded."""
-    first, *others = engine.limits()
+def limits(
+    engine: Engine,
+    told: Sequence[str],
+    plan: Plan,
+    left_out: Mapping[str, str],
+    results: Results,
+    other: tuple[Engine, str] | None = None,
+) -> list[str]:
+    """Most important first; never empty, for some engine and some device it always was. ``told``: what
+    ``engine.limits`` gave; ``other``: the engine of the before side, where that is another one, and its policy."""
+    first, *others = told
     said = [
         first,
+        *(() if other is None else _of_two(engine, *other)),
         *unfinished(plan, results),
         *(f"{name} was not judged: {why}." for name, why in left_out.items()),
     ]
@@ -48,6 +57,25 @@ def limits(engine: Engine, plan: Plan, left_out: Mapping[str, str], results: Res
         f"One device ({engine.device}); others round differently.",
     ]
     return said
+
+
+def _of_two(engine: Engine, other: Engine, policy: str) -> Iterator[str]:
+    """What a comparison of two engines leaves open."""
+    yield (
+        f"The before side ran on another engine ({other.phrase_of(policy)}): logits were not compared byte for byte, "
+        "for two engines round differently, but greedy tokens were, where both are decided; where those differ, "
+        "nothing says which of the two is wrong."
+    )
+    if other.own_word:
+        yield (
+            "Which weights the before side serves is the word of its engine, but for the greedy tokens that were "
+            "compared."
+        )
+    if other.own_word or engine.own_word or other.computes_in != engine.computes_in:
+        yield (
+            f"The two may compute in other types (after: {engine.computes_in}; before: {other.computes_in}): a greedy "
+            "token that is barely decided can differ by that alone."
+        )
 
 
 def unfinished(plan: Plan, results: Results) -> Iterator[str]:

@@ -16,7 +16,7 @@ from harness.operations import EnforceMaxKvSize
 from harness.reporting import check_writable, record_text, versions, write_atomically, write_pages
 from harness.reporting.checkpoint import SCHEMA, SCHEMA_VERSION, checkpoint_markdown
 from harness.targets.checkpoint import device_kind
-from harness.validation.engines import Engine
+from harness.validation.engine import Engine
 from harness.validation.judged import A_A
 from harness.validation.plan import BOUNDED, Asked, Nothing, Plan, Planned
 from harness.validation.verdict import REACHES, Results, Row, acceptance
@@ -34,7 +34,8 @@ _SIGNS = (
 @dataclass(frozen=True)
 class Validation:
     """What is validated, and how: the ``engine`` with the checkpoint, the plan, the sides (``after``, and ``before`` if
-    it is asked for) with their mask policies; ``command`` repeats it."""
+    it is asked for) with their mask policies; ``command`` repeats it; ``other``: the engine of ``before``, where that
+    is another one."""
 
     engine: Engine
     plan: Plan
@@ -42,6 +43,11 @@ class Validation:
     out: Path
     command: str
     estimate: int
+    other: Engine | None = None
+
+    def engine_of(self, side: str) -> Engine:
+        """Which runs this side."""
+        return self.other if side == "before" and self.other is not None else self.engine
 
     @property
     def stem(self) -> Path:
@@ -52,10 +58,18 @@ class Validation:
         parts = [name, engine.digests.digest[:8], *([engine.label] if engine.label else [])]
         numbers = ((sign, getattr(asked, field), getattr(usual, field)) for sign, field in _SIGNS)
         parts += [f"{sign}{number}" for sign, number, default in numbers if number != default]
-        parts += [f"{side}-{policy}" for side, policy in self.sides.items() if (side, policy) not in _UNTOLD]
+        sides = [(side, policy) for side, policy in self.sides.items() if (side, policy) not in _UNTOLD]
+        parts += [f"{side}{self._of_another(side)}-{policy}" for side, policy in sides]
         parts += [engine.dtype] if engine.dtype else []
         parts += [kind] if (kind := device_kind()) != "cpu" else []
         return self.out / "checkpoints" / "-".join(parts)
+
+    def _of_another(self, side: str) -> str:
+        """The engine of ``before`` in the name, where it is another one, and its type where that was asked of it."""
+        if side != "before" or self.other is None:
+            return ""
+        asked = self.other.dtype if self.other.dtype != self.engine.dtype else None
+        return "".join(f"-{part}" for part in (self.other.label or self.other.name, asked) if part)
 
     def file(self, suffix: str) -> Path:
         return self.stem.with_name(f"{self.stem.name}.{suffix}")
@@ -81,7 +95,7 @@ def record_of(
     seconds: float,
 ) -> dict[str, Any]:
     """``limits``: what could not be shown; ``results``: of every side."""
-    rows, verdict, reason = acceptance(wanted.plan, wanted.sides, judges, results)
+    rows, verdict, reason = acceptance(wanted.plan, wanted.sides, judges, results, wanted.other is not None)
     return {
         **_of_the_plan(wanted, verdict, reason, seconds),
         "acceptance": [row.to_json() for row in rows],
@@ -115,7 +129,7 @@ def record_of_nothing(wanted: Validation, nothing: Nothing, seconds: float) -> d
 
 def _of_the_plan(wanted: Validation, verdict: Verdict, reason: str, seconds: float) -> dict[str, Any]:
     """What a record says whatever was measured."""
-    plan, engine = wanted.plan, wanted.engine
+    plan, engine, other = wanted.plan, wanted.engine, wanted.other
     checkpoint = engine.describe()
     return {
         "schema": SCHEMA,
@@ -128,6 +142,7 @@ def _of_the_plan(wanted: Validation, verdict: Verdict, reason: str, seconds: flo
             "files": dict(engine.digests.files),
         },
         "engine": {"name": engine.name, "phrase": engine.phrase},
+        **({} if other is None else {"before_engine": _told(other, wanted.sides["before"])}),
         "dtype": engine.computes_in,
         "sides": dict(wanted.sides),
         "device": engine.device,
@@ -152,6 +167,15 @@ def _of_the_plan(wanted: Validation, verdict: Verdict, reason: str, seconds: flo
         },
         "command": wanted.command,
         "written": {"at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": round(seconds, 1)},
+    }
+
+
+def _told(engine: Engine, policy: str) -> dict[str, Any]:
+    return {
+        "name": engine.name,
+        "phrase": engine.phrase_of(policy),
+        "dtype": engine.computes_in,
+        "device": engine.device,
     }
 
 

@@ -14,6 +14,7 @@ from harness.target import Capability
 from harness.validation.judged import A_A, COMPLETES, CONTROL
 from harness.validation.measuring import DECIDED
 from harness.validation.plan import Plan
+from harness.validation.sides import LIBRARY, control_side
 
 Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """Side -> name of the program -> what ``measuring.measure`` gave."""
@@ -21,11 +22,8 @@ REACHES = "the prompt gets to a chunk behind a trim"
 """The first criterion, which the plan alone decides."""
 NO_FIT = "[broadcast_shapes]"
 """What MLX says of a mask that does not fit."""
-PLANTED = "offset"
 READER = "reader"
 """The side of whoever else can read the weights, where which weights an engine serves is its own word."""
-LIBRARY = "library"
-"""In the place of a mask policy: the engine's own caches, whose front cannot be trimmed."""
 _WORST = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.VACUOUS)
 _SEEN = frozenset({Capability.ATTENTION, Capability.POSITIONS})
 
@@ -49,17 +47,19 @@ class Row:
 
 
 def acceptance(
-    plan: Plan, sides: Mapping[str, str], claimed: Sequence[Property], results: Results
+    plan: Plan, sides: Mapping[str, str], claimed: Sequence[Property], results: Results, two_engines: bool = False
 ) -> tuple[tuple[Row, ...], Verdict, str]:
-    """(rows, verdict, reason). ``sides``: name (``after`` is the one that is judged) -> mask policy."""
-    side = control_side(sides)
+    """(rows, verdict, reason). ``sides``: name (``after`` is the one that is judged) -> mask policy; ``two_engines``:
+    ``before`` ran on another than the others."""
+    side = control_side(sides, two_engines)
     rows = [_reaches(plan), _control(plan, None if side is None else results[side]), _felt(plan, results["after"])]
     rows += [_property(prop, results["after"]) for prop in claimed]
     if "before" in sides:
         repeats = _property(properties.BY_ID[A_A], results["before"])
         rows.append(replace(repeats, criterion=f"the before side repeats itself: {A_A}"))
-        # Other caches hand their rows to attention in another order: of those the bytes may differ.
-        rows += [] if sides["before"] == LIBRARY else [_same_bytes(results)]
+        # Other caches hand their rows to attention in another order, and another engine adds in one of its own: of
+        # those the bytes may differ.
+        rows += [] if two_engines or sides["before"] == LIBRARY else [_same_bytes(results)]
         rows.append(_same_greedy(results))
     if READER in results:
         rows += [shows(claimed), _weights(results)]
@@ -68,11 +68,6 @@ def acceptance(
     left = [planned.name for planned in plan.programs if planned.decisive and planned.name not in results["after"]]
     without = f"; not run: {', '.join(left)}" if left else ""
     return tuple(rows), verdict, _reason(verdict, rows) + without
-
-
-def control_side(sides: Mapping[str, str]) -> str | None:
-    """The side that has the planted bug; the judged one itself, where that has it; None where the engine cannot."""
-    return next((side for side, policy in sides.items() if policy == PLANTED), None)
 
 
 def _reason(verdict: Verdict, rows: Sequence[Row]) -> str:

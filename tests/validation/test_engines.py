@@ -208,7 +208,10 @@ def test_a_worker_that_serves_something_else_is_refused(synth: Synth, validate: 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--engine", "mlx_vlm"), "reads no checkpoint here; there are reference, mlx_lm or wire:COMMAND"),
+        (
+            ("--engine", "mlx_vlm"),
+            "reads no checkpoint here (its models have random weights, and its caches no front trim); there are",
+        ),
         (("--engine", "llama.cpp"), "is no engine; there are reference, mlx_lm or wire:COMMAND"),
         (("--engine", "wire: "), "is no engine"),
         (("--engine", "wire:true"), "the engine exited with code 0"),

@@ -10,10 +10,9 @@ import pytest
 
 import properties
 from harness.findings import Verdict
-from harness.validation.engines import EngineError
 from harness.validation.measuring import greedy
 from harness.validation.plan import Asked, make_plan
-from harness.validation.run import with_control
+from harness.validation.sides import EngineError, with_control
 from harness.validation.verdict import acceptance
 
 PLAN = make_plan(Asked(16, 8, 40), images=False)
