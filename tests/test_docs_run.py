@@ -35,6 +35,7 @@ RUN: dict[str, tuple[int, tuple[str, ...]]] = {
     "kv-harness run --target mlx_lm:./my-checkpoint,mlx_lm:./my-checkpoint@live-window": (0, FEWEST),
     "kv-harness validate ./my-checkpoint --engine mlx_lm --before library": (0, ()),
     "kv-harness validate ./my-checkpoint --engine 'wire:./my-engine --model ./my-checkpoint'": (0, ()),
+    "kv-harness validate ./my-checkpoint --before mlx_lm --after 'wire:./my-engine --model ./my-checkpoint'": (0, ()),
     "kv-harness wire-check 'python harness/wire/examples/toy.py'": (0, ()),
     "g++ -std=c++17 -O2 -o toy harness/wire/examples/toy.cpp": (0, ()),
     "kv-harness wire-check ./toy": (0, ()),
