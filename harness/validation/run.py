@@ -112,7 +112,7 @@ def _measure_side(
     """The programs that are left, as far as the side's engine can run them. Where there are two engines, the other one
     lets go of its weights first. Raises as ``run``."""
     engine, policy = _alone(wanted, side), wanted.sides[side]
-    able = _load(wanted, side).capabilities
+    able = _load(wanted, side, journal).capabilities
     for planned in left:
         if not needs_of(planned.program) <= able | {Capability.IMAGES}:  # whether it sees, its plan knows
             continue
@@ -140,12 +140,14 @@ def _alone(wanted: Validation, side: str) -> Engine:
     return engine
 
 
-def _load(wanted: Validation, side: str) -> Target:
+def _load(wanted: Validation, side: str, journal: Journal) -> Target:
     """Its target. What cannot be loaded beside the judged engine names the option that asked for it."""
     engine = wanted.engine_of(side)
     try:
         return engine.target(wanted.sides[side])
     except (CheckpointError, TargetError) as error:
+        if not journal.steps:
+            journal.remove()  # nothing was measured: there is nothing to go on behind
         if engine is wanted.engine:
             raise
         raise EngineError(f"argument --before: {engine.name:.80} cannot be used: {error}") from error

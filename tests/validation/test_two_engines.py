@@ -243,7 +243,7 @@ def test_what_cannot_be_compared_gets_one_line(synth: Synth, validate: Validate,
 
 @needs_mlx_lm
 def test_a_before_side_that_does_not_load_is_named_before_anything_is_measured(
-    synth: Synth, validate: Validate, monkeypatch: pytest.MonkeyPatch
+    synth: Synth, validate: Validate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from harness.targets import mlx_lm
 
@@ -256,6 +256,7 @@ def test_a_before_side_that_does_not_load_is_named_before_anything_is_measured(
     last = seen.err.splitlines()[-1]
     assert last.startswith("kv-harness: error: argument --before: mlx_lm cannot be used: ")
     assert last.endswith("it has no keys") and "after/" not in seen.err
+    assert not list((tmp_path / "reports" / "checkpoints").glob("*")), "half a run was left"
 
 
 def test_a_dtype_is_of_the_engines_of_this_process(synth: Synth, validate: Validate) -> None:
