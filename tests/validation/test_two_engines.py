@@ -24,9 +24,12 @@ from harness.targets import reference
 from harness.targets.mlx_lm_checkpoints import load
 from harness.targets.reference_session import ReferenceSession
 from harness.validation import measuring
+from harness.validation.engine_elsewhere import WireEngine
+from harness.validation.engines import open_judged, open_other
 from harness.validation.plan import Asked, make_plan
 from harness.validation.record import Validation
 from harness.validation.run import estimate
+from harness.validation.sides import sides_of
 from tests.validation.conftest import Synth, Validate
 
 ROOT = Path(__file__).parents[2]
@@ -169,6 +172,23 @@ def test_one_engine_has_let_go_of_its_weights_before_the_other_loads_them(
     assert set(held) == {("mlx_lm", 0, 1), ("checkpoint", 1, 0)}
 
 
+@needs_mlx_lm
+def test_a_process_that_has_let_go_is_gone_and_comes_again(synth: Synth) -> None:
+    folder = synth("olmo3")
+    sides = sides_of(None, _served(folder), "mlx_lm")
+    judged = open_judged(sides, str(folder), None, 60.0)
+    other = open_other(sides, judged, None, 60.0)
+    assert isinstance(other, WireEngine) and other.policies == ("live", "offset")
+    worker = other._target.engine
+    try:
+        assert worker.pid is None, "it was asked what it is, and has its weights from then on"
+        assert other.target("offset").open(("pool",)).forward(0, (1, 2)).logits is not None and worker.pid is not None
+        other.release()
+        assert worker.pid is None
+    finally:
+        other.close()
+
+
 def test_the_estimate_is_that_of_the_engine_that_needs_more() -> None:
     plan = make_plan(Asked(16, 8, 40), images=False)
     small, large = (
@@ -261,11 +281,8 @@ def test_a_before_side_that_does_not_load_is_named_before_anything_is_measured(
 
 def test_a_dtype_is_of_the_engines_of_this_process(synth: Synth, validate: Validate) -> None:
     """Another process computes in what it was started with, beside whatever it is judged."""
-    from harness.validation.engines import open_judged, open_other
-    from harness.validation.sides import sides_of
-
     folder = str(synth("olmo3"))
-    sides = sides_of(None, f"{sys.executable} -m harness".join(("wire:", ".wire.examples.toy")), "reference")
+    sides = sides_of(None, TOY, "reference")
     judged = open_judged(sides, folder, "float16", 60.0)
     assert judged.dtype == "float16"
     with pytest.raises(ValueError, match="argument --before"):  # of its vocabulary, not of the type
