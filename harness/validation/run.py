@@ -84,6 +84,7 @@ def run(wanted: Validation, say: Callable[[str], None]) -> dict[str, Any]:
             left = [planned for planned in left if planned.decisive]
         if left:
             _measure_side(wanted, side, left, judges, journal, say)
+    _alone(wanted, "after")  # which what follows is of
     if engine.own_word and (READER, UNTRIMMED) not in journal.steps and (reader := reader_of(engine)) is not None:
         other, policy = reader
         planned = next(planned for planned in plan.programs if planned.name == UNTRIMMED)
