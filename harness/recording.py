@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 import numpy as np
 
+from harness.cells import Cells, cells_of
 from harness.execution import Execution
 from harness.findings import Finding
 from harness.ledger import SequenceState
@@ -17,7 +19,7 @@ from harness.target import AttentionCall, PositionCall, Target
 from harness.trace import Trace
 
 MOST_ENTRIES = 4096
-"""Of a mask whose content a trace keeps."""
+"""Of a mask whose content a trace keeps entry by entry; of a larger one it keeps cells (``harness.cells``)."""
 
 
 def record(run: Execution, finding: Finding | None, versions: dict[str, str]) -> Trace:
@@ -92,37 +94,62 @@ def _forward(run: Execution, forward: ForwardStep, broken: bool) -> dict[str, An
     calls = forward.seen.attention
     mapped = len(calls) <= len(layers)
     append = forward.append
+    attention = [
+        {
+            "layer": layers[number] if mapped else None,
+            **({"window": windows[number]} if mapped and windows[number] else {}),
+            "queries": call.query_len,
+            "keys": call.key_len,
+            "values": call.value_len,
+            "mask": call.mask,
+            "mask_shape": None if call.mask_shape is None else list(call.mask_shape),
+            **(_content(run, forward, call, number) if broken and mapped else {}),
+        }
+        for number, call in enumerate(calls)
+    ]
     return {
         "tokens": len(append.positions),
         "after": {
             "offset": append.positions.stop,
             **_keys(append.positions.stop, runs_of((*append.held, *append.positions))),
         },
-        "attention": [
-            {
-                "layer": layers[number] if mapped else None,
-                **({"window": windows[number]} if mapped and windows[number] else {}),
-                "queries": call.query_len,
-                "keys": call.key_len,
-                "values": call.value_len,
-                "mask": call.mask,
-                "mask_shape": None if call.mask_shape is None else list(call.mask_shape),
-                **(_content(run, forward, call, number) if broken and mapped else {}),
-            }
-            for number, call in enumerate(calls)
-        ],
+        "attention": _once(attention),
         "positions": [_positions(call) for call in forward.seen.positions],
     }
 
 
+def _once(attention: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Most layers are given the same mask: its cells stand with the first call, others name that (``cells_of``, by its
+    place among the calls of the forward)."""
+    first: dict[str, int] = {}
+    for number, call in enumerate(attention):
+        if "cells" in call and first.setdefault(json.dumps(call["cells"]), number) != number:
+            call["cells_of"] = first[json.dumps(call.pop("cells"))]
+    return attention
+
+
 def _content(run: Execution, forward: ForwardStep, call: AttentionCall, number: int) -> dict[str, Any]:
-    """Which keys each query is shown, and which it must be: a row of 1 and 0 for each; of small masks, by the slots of
-    one sequence."""
-    if call.shown is None or call.shown.ndim != 4 or call.shown[0, 0].size > MOST_ENTRIES:
+    """Which keys each query is shown, and which it must be: a row of 1 and 0 for each; of large masks in cells; by the
+    slots of one sequence."""
+    if call.shown is None or call.shown.ndim != 4:
         return {}
-    rule, window = run.target.rules[number], run.target.windows[number]
-    visible = visible_set(of_layer(forward.append, rule), window, rule)
-    return {"shown": _rows(call.shown[0, 0]), "visible": _rows(visible)}
+    shown, visible = call.shown[0, 0], _visible(run, forward, number)
+    if max(shown.size, visible.size) > MOST_ENTRIES:
+        return {"cells": cells_of(shown, visible, call.key_len).to_json()}
+    return {"shown": _rows(shown), "visible": _rows(visible)}
+
+
+def cells(run: Execution, forward: ForwardStep, number: int) -> Cells | None:
+    """The mask of a forward's attention call of this number; None where an engine tells no more than its shape."""
+    call = forward.seen.attention[number]
+    if call.shown is None or call.shown.ndim != 4:
+        return None
+    return cells_of(call.shown[0, 0], _visible(run, forward, number), call.key_len)
+
+
+def _visible(run: Execution, forward: ForwardStep, number: int) -> np.ndarray[Any, Any]:
+    rule = run.target.rules[number]
+    return visible_set(of_layer(forward.append, rule), run.target.windows[number], rule)
 
 
 def _rows(entries: np.ndarray[Any, Any]) -> list[str]:

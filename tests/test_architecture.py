@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "harness.capability",
         "harness.calls",
+        "harness.cells",
         "harness.target",
         "harness.words",
         "harness.rows_of_a_batch",
@@ -115,6 +116,7 @@ MAY_IMPORT = {
     ),
     "numpy": (
         "harness.calls",
+        "harness.cells",
         "harness.target",
         "harness.rows_of_a_batch",
         "harness.comparison",

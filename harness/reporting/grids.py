@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.reporting.pictures import label, svg
+from harness.reporting.svg import label, svg
 from harness.reporting.text import count
 
 CELL = 13

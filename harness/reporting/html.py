@@ -31,6 +31,7 @@ svg { max-width: 100%; height: auto; display: block; margin: .8rem 0; } svg text
   fill: var(--ink); } svg .mark { fill: var(--bad); } .held { fill: var(--held); } .bad { fill: var(--bad); }
 .edge, .axis { stroke: var(--edge); } .shown { fill: var(--good); } .none { fill: var(--soft); stroke: var(--line); }
 .lack { fill: none; stroke: var(--bad); stroke-width: 2; } .beyond { fill: var(--warn); stroke: var(--bad); }
+.mixed { fill: var(--held); }
 @media print { body { max-width: none; padding: 0; font-size: 11px; } h2, h3 { break-after: avoid; }
   table, svg, pre { break-inside: avoid; } .scroll { overflow: visible; } pre { white-space: pre-wrap; } }
 """

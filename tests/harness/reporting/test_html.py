@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from kv_harness_fake_target import FakeTarget
 
 import properties
 from harness import cli
+from harness.cells import cells_of
 from harness.execution import execute
 from harness.findings import FindingError
 from harness.judge import judge_program
@@ -32,11 +34,14 @@ from harness.operations import (
 )
 from harness.recording import MOST_ENTRIES, record
 from harness.reporting import html_page, pictures
+from harness.reporting.explanation import explanation
 from harness.reporting.grids import kill_matrix, over_time
-from harness.reporting.pictures import mask, timeline
+from harness.reporting.masks import MOST_CHARACTERS, mask, mask_picture
+from harness.reporting.pictures import timeline
 from harness.trace import Trace
 
 VOID = {"meta", "br", "hr", "img", "link", "input", "rect", "line"}
+WIDTH = "mask_key_axis_equals_live_keys"
 HOSTILE = "<script>alert(1)</script> | `x` **b** <img src=x onerror=y> &amp; [a](javascript:alert(1))"
 
 
@@ -79,7 +84,7 @@ def classes(picture: str) -> list[str]:
 def test_a_mask_that_is_too_wide() -> None:
     trace = found()
     picture = mask(trace)
-    assert picture is not None and "2 beyond" not in picture  # three queries, two columns each
+    assert picture is not None and "3 queries (down) by 7 keys (to the right) and 2 beyond them" in picture
     legend = 5
     drawn = classes(picture)[:-legend]
     assert len(drawn) == 3 * 9 and drawn.count("beyond") == 6
@@ -95,9 +100,54 @@ def test_a_mask_that_shows_what_it_must_not() -> None:
 
 def test_no_mask_no_picture() -> None:
     trace = record(execute(FakeTarget(), Program((Prefill(3), Decode(1)))), None, {})
-    assert mask(trace) is None and len(pictures(trace)) == 1
-    large = found("", "offset", Prefill(70), TrimFront(2), Chunk(60))
-    assert MOST_ENTRIES < 60 * 130 and mask(large) is None
+    assert mask(trace) is None and len(pictures(trace)) == 1 and "There is no picture" not in pictures(trace)[0]
+
+
+def test_a_large_mask_is_drawn_in_cells() -> None:
+    """512 queries over 1,536 keys, as a server runs them; two layers with the same mask hold it once."""
+    trace = found("", "offset", Prefill(512), Chunk(512), Chunk(512), TrimFront(512), Chunk(512), name=WIDTH)
+    calls = [call for forward in trace.steps[-1]["forwards"] for call in forward["attention"]]
+    assert MOST_ENTRIES < 512 * 1536 and sum("cells" in call for call in calls) == 1
+    assert len(trace.to_text()) < 60_000
+    picture = mask(trace)
+    assert picture is not None and len(picture) < 40_000
+    assert (
+        "512 queries (down) by 1,536 keys (to the right) and 512 beyond them; a cell is 6 queries by 11 keys" in picture
+    )
+    assert f"{512 * 512} beyond the keys" in picture.replace(",", "")
+    paths = [str(each.get("class")) for each in ElementTree.fromstring(picture).iter() if each.tag.endswith("path")]
+    assert {"shown", "beyond", "bad"} <= set(paths) and len(paths) == len(set(paths))
+    words = [each.text for each in ElementTree.fromstring(picture).iter() if each.tag.endswith("text")]
+    assert {"0", "1535", "2047", "511"} <= set(words)  # the axes carry the numbers of the mask
+    assert "has 2048 keys" in explanation(trace, {}, "") and "HERE it broke." in explanation(trace, {}, "")
+
+
+def test_a_large_mask_that_is_right_has_nothing_wrong() -> None:
+    trace = found("positions from live_len", "live", Prefill(300), TrimFront(2), Chunk(200))
+    picture = mask(trace)
+    assert picture is not None and "0 entries are wrong, 0 beyond the keys" in picture
+    drawn = {str(each.get("class")) for each in ElementTree.fromstring(picture).iter() if each.tag.endswith("path")}
+    assert drawn == {"shown", "none", "mixed"} and "mixed: some shown, some hidden" in picture
+
+
+def test_noise_does_not_make_a_large_picture() -> None:
+    noise = np.random.default_rng(0).random((700, 900)) < 0.5
+    picture = mask_picture(cells_of(noise, noise[::-1], 800), "noise")
+    assert len(picture) <= MOST_CHARACTERS and f"{700 * 100:,} beyond the keys" in picture
+    ElementTree.fromstring(picture)
+
+
+def test_a_mask_that_cannot_be_drawn_is_told() -> None:
+    """Older traces have no cells; of calls that belong to no layer nobody can say what they must show."""
+    for changed, words in (({}, "an older version wrote the trace"), ({"layer": None}, "which mask is whose")):
+        trace = found("", "offset", Prefill(70), TrimFront(2), Chunk(60))
+        for call in (call for forward in trace.steps[-1]["forwards"] for call in forward["attention"]):
+            call.pop("cells", None)
+            call.update(changed)
+        told, drawn = pictures(trace)
+        assert told.startswith("<p>There is no picture of the mask (60, 130): ") and words in told
+        assert drawn.startswith("<svg")
+        Checked(html_page("# T\n\n### 1. one\n", {"1": [told, drawn]}))
 
 
 def test_the_timeline() -> None:
@@ -131,7 +181,7 @@ def test_a_huge_mask_is_not_drawn() -> None:
         for forward in step.get("forwards", ()):
             for call in forward["attention"]:
                 call["keys"] = 10**9
-    assert mask(trace) is None
+    assert mask(trace) is None and "There is no picture" in pictures(trace)[0]
 
 
 def test_a_page_loads_nothing_that_a_record_names() -> None:
@@ -208,7 +258,9 @@ def test_a_browser_shows_it_without_overflow(tmp_path: Path, width: int) -> None
         f"# T\n\n**FAIL**: w\n\n| a | b | c |\n|---|---|---|\n{rows}\n\n### 1. one\n\n```text\n{'x' * 300}\n```\n"
     )
     page = tmp_path / "page.html"
-    drawn = [*pictures(trace), *GRIDS]
+    large = found("", "offset", Prefill(512), Chunk(512), Chunk(512), TrimFront(512), Chunk(512), name=WIDTH)
+    narrow = cells_of(np.ones((1, 3), bool), np.ones((1, 2), bool), 2)
+    drawn = [*pictures(trace), *GRIDS, *pictures(large), mask_picture(narrow, f"before, program {'bounded ' * 20}")]
     page.write_text(html_page(markdown, {"1": drawn}).replace("</body>", MEASURE))
     command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", f"--window-size={width},900"]
     command += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()]
