@@ -254,7 +254,7 @@ def _write(run: Run, subject: naming.Subject, result: CampaignResult, control: C
     data = record_of(run, subject, result, control, write_findings(run, result), run.command)
     file = run.out / run.report.with_name(f"{run.report.name}.json")
     write_atomically(file, record_text(data))
-    write_pages(file, family_markdown(data), data["findings"], run.out)
+    write_pages(file, family_markdown(data), data, run.out)
     cut_off.end(run.out / run.report)
     return data
 

@@ -72,7 +72,7 @@ def _report(arguments: argparse.Namespace) -> int:
             for folders in (FOLDERS, CHECKPOINTS)
         )
         for path, record in (*found, *validated):
-            write_pages(path, _markdown(record), record["findings"], out)
+            write_pages(path, _markdown(record), record, out)
         pages = _pages([*found, *validated], out)
         text = index_markdown([record for _, record in found], _pages(found, out), history)
         if validated:
@@ -152,6 +152,7 @@ def _read(path: Path) -> dict[str, Any]:
     """A record. UsageError where it is none: all that is made of a record must come about."""
     from harness.reporting.history import checked, checkpoints_table, entry
     from harness.reporting.issue import issue_markdown
+    from harness.reporting.masks import side_masks
     from harness.reporting.shards import whole_record
 
     try:
@@ -159,6 +160,7 @@ def _read(path: Path) -> dict[str, Any]:
         _markdown(record).encode()
         for found in record["findings"]:
             found["replay"] is None or shlex.split(found["replay"])
+        all(side_masks(record))
         if path.parent.name in CHECKPOINTS:
             checkpoints_table([record], [""])
         else:

@@ -8,11 +8,13 @@ from importlib import resources
 from typing import Any
 
 from harness.reporting.reproduction import reproduction
-from harness.reporting.text import block, escape, table
+from harness.reporting.text import block, count, escape, table
 
 SCHEMA = "kv-harness-checkpoint-report"
 SCHEMA_VERSION = 1
 Record = Mapping[str, Any]
+MASKS = "The first wrong mask of every side"
+"""The heading below which a page has the pictures of them."""
 _REFERENCE = "the reference engine of this harness, with the checkpoint's weights"
 """What older records, which name no engine, were made with."""
 
@@ -67,6 +69,7 @@ def checkpoint_markdown(record: Record) -> str:
         ),
         "Decisive: a step that could tell a right target from a wrong one.",
         *_sides(record),
+        *_masks(record),
         "## What this run could not show",
         "\n".join(f"- {escape(limit)}" for limit in record["limits"]),
         "## Findings",
@@ -131,6 +134,26 @@ def _sides(record: Record) -> Iterator[str]:
     if rows:
         yield "## Masks that do not fit their keys"
         yield table(("side", "program", "operation", "mask", "scores", "raised"), rows)
+
+
+def _masks(record: Record) -> Iterator[str]:
+    """Older records have none."""
+    if not (masks := record.get("masks")):
+        return
+    yield f"## {MASKS}"
+    yield "\n".join(f"- {escape(mask_phrase(each))}" for each in masks)
+
+
+def mask_phrase(mask: Mapping[str, Any]) -> str:
+    """Which mask of a record's ``masks`` this is, and how wrong it is."""
+    where, cells = f"{mask['side']}, program {mask['program']}, {mask['operation']}", mask["cells"]
+    if mask["layer"] is None:
+        return f"{where}: it does not fit, which was raised before attention was given it, so that there is no picture"
+    told = f"{where}, layer {mask['layer']}: mask ({', '.join(map(str, mask['mask_shape'] or ()))})"
+    if cells is None:
+        return f"{told}; the engine does not tell what it shows, so that there is no picture"
+    wrong = f"{count(cells['wrong'], 'entry', 'entries')} wrong, {cells['beyond']:,} beyond the keys"
+    return f"{told} over {count(cells['keys'], 'key')}, {wrong}"
 
 
 def _findings(record: Record) -> Iterator[str]:

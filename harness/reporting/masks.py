@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from harness.cells import BAD, BEYOND, HIDDEN, LACK, MIXED, SHOWN, Cells, cells_of_rows
+from harness.reporting.checkpoint import mask_phrase
 from harness.reporting.svg import label, svg
 from harness.reporting.text import count
 from harness.trace import Trace
@@ -53,6 +54,13 @@ def why_none(trace: Trace) -> str | None:
             "wrote the trace, and the command that found it writes one that has them"
         )
     return f"<p>There is no picture of the mask {escape(_shape(call['mask_shape']))}: {why}.</p>"
+
+
+def side_masks(record: Mapping[str, Any]) -> Iterator[str]:
+    """Of the record of a checkpoint's validation: the first wrong mask of every side whose engine shows it."""
+    for each in record.get("masks", ()):
+        if each["cells"] is not None:
+            yield mask_picture(Cells.from_json(each["cells"]), mask_phrase(each))
 
 
 def mask_picture(cells: Cells, caption: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from harness.reporting import write_atomically
 
 _FIELDS = {"side", "program", "result"}
-_RESULT = {"program", "properties", "findings", "forwards", "blind", "digests", "greedy", "stopped", "crash"}
+_RESULT = {"program", "properties", "findings", "forwards", "blind", "digests", "greedy", "stopped", "crash", "mask"}
 Steps = dict[tuple[str, str], dict[str, Any]]
 
 

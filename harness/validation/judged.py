@@ -12,9 +12,13 @@ CHECKPOINT = "checkpoint"
 CONTROL = "mask_key_axis_equals_live_keys"
 """What the offset mask policy must break behind every trim."""
 COMPLETES = "every_operation_completes"
+NO_FIT = "[broadcast_shapes]"
+"""What MLX says of a mask that does not fit."""
 A_A = "same_program_same_bytes"
 """Without it a comparison of two sides cannot tell a difference from noise."""
-_WATCHED = (CONTROL, "mask_shows_exactly_the_visible_set", COMPLETES)
+OF_MASKS = (CONTROL, "mask_shows_exactly_the_visible_set")
+"""What a wrong mask breaks: by its width, by its content."""
+_WATCHED = (*OF_MASKS, COMPLETES)
 """What sides are asked that are not judged: where their masks break."""
 EXACT = (
     CONTROL,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,11 @@ from harness.execution import Execution
 from harness.findings import Finding
 from harness.judge import Judge
 from harness.judging import Judgement, Property, attention_calls, is_blind
-from harness.recording import bare_trace
+from harness.recording import bare_trace, cells
 from harness.steps import ForwardStep, Step
 from harness.tally import Tally
 from harness.target import Target
+from harness.validation.judged import NO_FIT, OF_MASKS
 from harness.validation.plan import Planned
 
 DECIDED = 0.05
@@ -50,7 +51,7 @@ def measure(target: Target, planned: Planned, judges: Sequence[Property], keep: 
 
     The result has ``properties`` (id -> steps, decisive, worst, doubt), ``findings``, ``forwards`` (how many, and how
     many of them blind), ``digests`` and ``greedy`` tokens of every forward, where and why it ``stopped`` before its
-    end, and the ``crash``, if a mask did not fit.
+    end, the ``crash``, if a mask did not fit, and the first ``mask`` that was wrong in any way.
     """
     listener = _Listener()
     judge = Judge(target, planned.program.owners, judges, listener, muted={prop.id for prop in judges})
@@ -83,6 +84,7 @@ def measure(target: Target, planned: Planned, judges: Sequence[Property], keep: 
         "greedy": [greedy(logits) for logits in done],
         "stopped": _stopped(run),
         "crash": _crash(run),
+        "mask": _mask(run, listener.found),
     }
 
 
@@ -126,6 +128,32 @@ def _crash(run: Execution) -> dict[str, Any] | None:
                 if call.mask_shape is not None and call.mask_keys not in (None, call.key_len):
                     scores = [1, call.heads, call.query_len, call.key_len]
                     return _told(step, forward, layer, list(call.mask_shape), scores)
+    return None
+
+
+def _mask(run: Execution, found: Mapping[str, Judgement]) -> dict[str, Any] | None:
+    """The first call whose mask does not fit its keys or shows other keys than it must, where a property says that
+    there is one: in cells, or without them from an engine that tells no more than its shape. Without a call where MLX
+    refused the mask before attention was given it. None where no mask was wrong."""
+    at = [found[name].violation for name in OF_MASKS if name in found]
+    if (first := min((each.step for each in at if each is not None and each.step is not None), default=None)) is None:
+        broken = run.steps[-1] if run.steps else None
+        if broken is None or NO_FIT not in (broken.error or ""):
+            return None
+        return {"operation": broken.operation.text(), "layer": None, "mask_shape": None, "cells": None}
+    step = run.steps[first]
+    for forward in step.forwards:
+        for number, (layer, call) in enumerate(attention_calls(run, forward)):
+            drawn = cells(run, forward, number)
+            fits = call.mask_keys in (None, call.key_len)
+            if (drawn is None and fits) or (drawn is not None and not drawn.wrong and not drawn.beyond):
+                continue
+            return {
+                "operation": step.operation.text(),
+                "layer": layer,
+                "mask_shape": None if call.mask_shape is None else list(call.mask_shape),
+                "cells": None if drawn is None else drawn.to_json(),
+            }
     return None
 
 

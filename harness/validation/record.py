@@ -84,7 +84,7 @@ class Validation:
     def write(self, data: dict[str, Any]) -> None:
         """The report of this record. OSError."""
         write_atomically(self.file("json"), record_text(data))
-        write_pages(self.file("json"), checkpoint_markdown(data), data["findings"], self.out)
+        write_pages(self.file("json"), checkpoint_markdown(data), data, self.out)
 
 
 def record_of(
@@ -105,6 +105,7 @@ def record_of(
             for name, result in programs.items()
             if result["crash"] is not None
         ],
+        "masks": [told for side in wanted.sides if (told := _first_mask(side, results[side])) is not None],
         "findings": [
             {"program": name, **found}
             for name, result in results["after"].items()
@@ -115,6 +116,12 @@ def record_of(
     }
 
 
+def _first_mask(side: str, programs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
+    """One picture is enough: other programs get theirs wrong in the same way."""
+    wrong = ((name, result["mask"]) for name, result in programs.items() if result["mask"] is not None)
+    return next(({"side": side, "program": name, **mask} for name, mask in wrong), None)
+
+
 def record_of_nothing(wanted: Validation, nothing: Nothing, seconds: float) -> dict[str, Any]:
     """Of a plan without a program, for none could be decisive."""
     return {
@@ -122,6 +129,7 @@ def record_of_nothing(wanted: Validation, nothing: Nothing, seconds: float) -> d
         "instead": nothing.instead,
         "acceptance": [Row(REACHES, Verdict.VACUOUS, nothing.why, 0).to_json()],
         "crashes": [],
+        "masks": [],
         "findings": [],
         "limits": ["Anything at all: no weights were loaded, no program was run, no property was judged."],
     }

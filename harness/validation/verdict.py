@@ -11,7 +11,7 @@ from harness.findings import Verdict
 from harness.judging import Property
 from harness.reporting.text import count
 from harness.target import Capability
-from harness.validation.judged import A_A, COMPLETES, CONTROL
+from harness.validation.judged import A_A, COMPLETES, CONTROL, NO_FIT
 from harness.validation.measuring import DECIDED
 from harness.validation.plan import Plan
 from harness.validation.sides import LIBRARY, control_side
@@ -20,8 +20,6 @@ Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """Side -> name of the program -> what ``measuring.measure`` gave."""
 REACHES = "the prompt gets to a chunk behind a trim"
 """The first criterion, which the plan alone decides."""
-NO_FIT = "[broadcast_shapes]"
-"""What MLX says of a mask that does not fit."""
 READER = "reader"
 """The side of whoever else can read the weights, where which weights an engine serves is its own word."""
 _WORST = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.VACUOUS)

@@ -98,7 +98,7 @@ def test_many_large_pictures_do_not_make_a_large_page(records: dict[str, Any], t
     (tmp_path / "findings" / trace.file_name).write_text(trace.to_text())
     findings = [{"replay": f"kv-harness replay {trace.file_name}"}] * 20
     markdown = "# T\n\n" + "\n\n".join(f"### {number}. one" for number in range(1, 21))
-    write_pages(tmp_path / "x.json", markdown, findings, tmp_path)
+    write_pages(tmp_path / "x.json", markdown, {"findings": findings}, tmp_path)
     page = (tmp_path / "x.html").read_text()
     check(page)
     assert len(page) < MOST_PICTURES + 20_000
