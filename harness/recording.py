@@ -133,10 +133,12 @@ def _content(run: Execution, forward: ForwardStep, call: AttentionCall, number: 
     slots of one sequence."""
     if call.shown is None or call.shown.ndim != 4:
         return {}
-    shown, visible = call.shown[0, 0], _visible(run, forward, number)
+    visible = _visible(run, forward, number)
+    head, shown = _first_wrong(call.shown, visible)
+    told: dict[str, Any] = {"head": head} if head else {}
     if max(shown.size, visible.size) > MOST_ENTRIES:
-        return {"cells": cells_of(shown, visible, call.key_len).to_json()}
-    return {"shown": _rows(shown), "visible": _rows(visible)}
+        return told | {"cells": cells_of(shown, visible, call.key_len).to_json()}
+    return told | {"shown": _rows(shown), "visible": _rows(visible)}
 
 
 def cells(run: Execution, forward: ForwardStep, number: int) -> Cells | None:
@@ -144,7 +146,18 @@ def cells(run: Execution, forward: ForwardStep, number: int) -> Cells | None:
     call = forward.seen.attention[number]
     if call.shown is None or call.shown.ndim != 4:
         return None
-    return cells_of(call.shown[0, 0], _visible(run, forward, number), call.key_len)
+    visible = _visible(run, forward, number)
+    return cells_of(_first_wrong(call.shown, visible)[1], visible, call.key_len)
+
+
+def _first_wrong(shown: np.ndarray[Any, Any], visible: np.ndarray[Any, Any]) -> tuple[int, np.ndarray[Any, Any]]:
+    """Of a mask for every head [1, H, l or 1, K] the number and the entries of the first that is wrong; else of head
+    0. Of one that is too wide or too narrow every head is."""
+    heads = shown.reshape(-1, *shown.shape[-2:])
+    fits = heads.shape[-1] == visible.shape[-1] and heads.shape[-2] in (1, visible.shape[-2])
+    wrong = (number for number, entries in enumerate(heads) if fits and (entries != visible).any())
+    head = next(wrong, 0) if len(heads) > 1 else 0
+    return head, heads[head]
 
 
 def _visible(run: Execution, forward: ForwardStep, number: int) -> np.ndarray[Any, Any]:

@@ -8,7 +8,7 @@ operations longer than needed.  This pass takes those steps.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -49,12 +49,17 @@ ATTEMPTS = 400  # programs tried at most; a shrunk program rarely needs fifty
 
 
 def reduce_finding(
-    target: Target, finding: Finding, properties: tuple[Property, ...], most: int = ATTEMPTS
+    target: Target,
+    finding: Finding,
+    properties: tuple[Property, ...],
+    most: int = ATTEMPTS,
+    trying: Callable[[Program], None] = lambda _: None,
 ) -> tuple[Finding, bool]:
     """The smallest program found that breaks the same property, and whether it does so in a target made new.
 
     A finding that does not come back depends on something outside the program (state that an earlier session left
     behind): a replay cannot judge it, and False says so. ``most``: programs to try; 0 only asks that question.
+    ``trying`` is told of each in front of it, and may interrupt.
     """
     prop = tuple(p for p in properties if p.id == finding.property_id)
 
@@ -81,6 +86,7 @@ def reduce_finding(
             if _size(candidate) >= _size(best.program) or not needs(candidate) <= target.capabilities:
                 continue
             attempts += 1
+            trying(candidate)
             smaller = fails(candidate)
             if smaller is not None:
                 best, progress = smaller, True

@@ -163,7 +163,17 @@ def _findings(record: Record) -> Iterator[str]:
         yield f"### {number}. {escape(found['property'])}, program {escape(found['program'])}"
         yield block(
             f"FAIL  {found['property']}   {found['target']}\n      {found['message']}\n"
-            f"      program   {found['program_text']}\n      replay    {found['replay']}"
+            f"      program   {found['program_text']}\n      replay    {found['replay']}{_origin(found)}"
         )
         if told := reproduction(found):
             yield told
+
+
+def _origin(found: Mapping[str, Any]) -> str:
+    """What a shrunk program came from."""
+    if (original := found.get("original")) is None:
+        return ""
+    return (
+        f"\n      shrunk from\n        program   {original['program_text']}\n        message   {original['message']}"
+        f"\n        replay    {original['replay']}"
+    )

@@ -127,7 +127,7 @@ def _held(state: dict[str, Any]) -> str:
 def _forward(forward: dict[str, Any], which: str) -> Iterator[str]:
     alike: list[tuple[dict[str, Any], list[Any]]] = []
     for call in forward["attention"]:
-        rest = {name: value for name, value in call.items() if name not in ("layer", "cells", "cells_of")}
+        rest = {name: value for name, value in call.items() if name not in ("layer", "head", "cells", "cells_of")}
         if alike and alike[-1][0] == rest:
             alike[-1][1].append(call["layer"])
         else:

@@ -37,6 +37,7 @@ def mask(trace: Trace) -> str | None:
         return None
     call, cells = min(found, key=lambda each: not (each[1].wrong or each[1].beyond))
     layer = "a layer" if call["layer"] is None else f"layer {call['layer']}"
+    layer += f", head {call['head']}" if "head" in call else ""
     return mask_picture(cells, f"{layer}, mask {_shape(call['mask_shape'])}")
 
 

@@ -99,10 +99,14 @@ def greedy(logits: np.ndarray[Any, Any]) -> list[int]:
 
 def _finding(run: Execution, prop: str, judgement: Judgement, keep: Keep) -> dict[str, Any]:
     assert judgement.violation is not None
-    finding = Finding(prop, run.target.identity.name, judgement.violation, run.program)
+    return told_of(run, Finding(prop, run.target.identity.name, judgement.violation, run.program), keep)
+
+
+def told_of(run: Execution, finding: Finding, keep: Keep) -> dict[str, Any]:
+    """A finding as a record has it, but for the name of its program. ``run``: of its program."""
     return {
-        "property": prop,
-        "target": run.target.identity.name,
+        "property": finding.property_id,
+        "target": finding.target,
         "message": " ".join(finding.message.split()),
         "program_text": str(run.program),
         "replay": keep(run, finding),

@@ -19,6 +19,7 @@ from harness.targets.checkpoint import device_kind
 from harness.validation.engine import Engine
 from harness.validation.judged import A_A
 from harness.validation.plan import BOUNDED, Asked, Nothing, Plan, Planned
+from harness.validation.shrinking import of_record
 from harness.validation.verdict import REACHES, Results, Row, acceptance
 
 KINDS = ("json", "md", "html")
@@ -107,7 +108,7 @@ def record_of(
         ],
         "masks": [told for side in wanted.sides if (told := _first_mask(side, results[side])) is not None],
         "findings": [
-            {"program": name, **found}
+            {"program": name, **of_record(found)}
             for name, result in results["after"].items()
             for found in result["findings"]
             if found["property"] != A_A

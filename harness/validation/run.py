@@ -28,6 +28,7 @@ from harness.validation.limits import limits
 from harness.validation.measuring import measure
 from harness.validation.plan import BOUNDED, UNTRIMMED, Plan, Planned
 from harness.validation.record import Validation, record_of
+from harness.validation.shrinking import shrink_all
 from harness.validation.sides import EngineError
 from harness.validation.verdict import READER
 
@@ -91,6 +92,14 @@ def run(wanted: Validation, say: Callable[[str], None]) -> dict[str, Any]:
         say(f"reading the weights with {other.phrase}")
         twice = (properties.BY_ID[A_A],)
         journal.add(READER, UNTRIMMED, measure(other.target(policy), planned, twice, _forget, _tick(READER, say)))
+    shrink_all(
+        plan,
+        journal,
+        lambda path: engine.target(wanted.sides["after"], path),
+        _keep(wanted),
+        lambda name: _tick(name, say),
+        say,
+    )
     results: dict[str, dict[str, Any]] = {side: {} for side in (*wanted.sides, *([READER] if engine.own_word else []))}
     for (side, program), result in journal.steps.items():
         results[side][program] = result

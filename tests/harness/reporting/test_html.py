@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import properties
 from harness import cli
 from harness.cells import cells_of
 from harness.execution import execute
-from harness.findings import FindingError
+from harness.findings import Finding, FindingError, Violation
 from harness.judge import judge_program
 from harness.operations import (
     Batch,
@@ -128,6 +129,24 @@ def test_a_large_mask_that_is_right_has_nothing_wrong() -> None:
     assert picture is not None and "0 entries are wrong, 0 beyond the keys" in picture
     drawn = {str(each.get("class")) for each in ElementTree.fromstring(picture).iter() if each.tag.endswith("path")}
     assert drawn == {"shown", "none", "mixed"} and "mixed: some shown, some hidden" in picture
+
+
+def test_the_head_that_is_wrong_is_drawn() -> None:
+    """A mask of its own for every head: the third is wrong alone."""
+    program = Program((Prefill(4), Chunk(2)))
+    run = execute(FakeTarget(), program)
+    (forward,) = run.steps[1].forwards
+    call = forward.seen.attention[0]
+    assert call.shown is not None
+    heads = np.repeat(call.shown, 4, axis=1)
+    heads[0, 2, 0, 5] = True  # the first of two new tokens sees the second
+    seen = replace(forward.seen, attention=(replace(call, shown=heads), *forward.seen.attention[1:]))
+    run.steps[1] = replace(run.steps[1], forwards=(replace(forward, seen=seen),))
+    trace = record(run, Finding(WIDTH, "t", Violation(1, "m"), program), {})
+    picture = mask(trace)
+    assert picture is not None and "layer 1, head 2, mask" in picture and "1 entry is wrong" in picture
+    told = trace.steps[1]["forwards"][0]["attention"]
+    assert told[0]["head"] == 2 and "head" not in told[1]
 
 
 def test_noise_does_not_make_a_large_picture() -> None:
