@@ -24,7 +24,8 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2rem; } h3 { font-
 .verdict { padding: .5rem .8rem; border-left: .4rem solid var(--warn); background: var(--soft); }
 .verdict.PASS { border-color: var(--good); } .verdict.FAIL, .verdict.KNOWN { border-color: var(--bad); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th, td { border: 1px solid var(--line); padding: .25rem .5rem; text-align: left; vertical-align: top; }
+th, td { border: 1px solid var(--line); padding: .25rem .5rem; text-align: left; vertical-align: top;
+  overflow-wrap: break-word; }
 thead th { background: var(--soft); }
 pre { background: var(--soft); padding: .6rem; overflow-x: auto; } code { font: .85rem/1.4 ui-monospace, monospace; }
 svg { max-width: 100%; height: auto; display: block; margin: .8rem 0; } svg text { font: 10px system-ui, sans-serif;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -35,9 +36,10 @@ from harness.operations import (
 )
 from harness.recording import MOST_ENTRIES, record
 from harness.reporting import html_page, pictures
+from harness.reporting.checkpoint import MASKS, checkpoint_markdown
 from harness.reporting.explanation import explanation
 from harness.reporting.grids import kill_matrix, over_time
-from harness.reporting.masks import MOST_CHARACTERS, mask, mask_picture
+from harness.reporting.masks import MOST_CHARACTERS, mask, mask_picture, side_masks
 from harness.reporting.pictures import timeline
 from harness.trace import Trace
 
@@ -276,14 +278,37 @@ def test_a_browser_shows_it_without_overflow(tmp_path: Path, width: int) -> None
     markdown = (
         f"# T\n\n**FAIL**: w\n\n| a | b | c |\n|---|---|---|\n{rows}\n\n### 1. one\n\n```text\n{'x' * 300}\n```\n"
     )
-    page = tmp_path / "page.html"
     large = found("", "offset", Prefill(512), Chunk(512), Chunk(512), TrimFront(512), Chunk(512), name=WIDTH)
     narrow = cells_of(np.ones((1, 3), bool), np.ones((1, 2), bool), 2)
     drawn = [*pictures(trace), *GRIDS, *pictures(large), mask_picture(narrow, f"before, program {'bounded ' * 20}")]
-    page.write_text(html_page(markdown, {"1": drawn}).replace("</body>", MEASURE))
+    fits(tmp_path, width, html_page(markdown, {"1": drawn}), len(drawn))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+@pytest.mark.parametrize("width", [400, 1200])
+def test_a_browser_shows_a_validation_without_overflow(tmp_path: Path, width: int) -> None:
+    """With the mask of a side, and a finding that was shrunk."""
+    published = Path(__file__).parents[3] / "reports" / "published" / "checkpoints"
+    record = json.loads(sorted(published.glob("*.json"))[0].read_text())
+    visible = np.tri(512, 1536, 1024, dtype=bool)
+    told = cells_of(np.ones((512, 2048), bool), visible, 1536).to_json()
+    mask = {"side": "before", "program": "sinks_and_rollback", "operation": "Chunk(512)", "layer": 0, "cells": told}
+    original = {"message": "words " * 30, "program_text": "Chunk(512) ; " * 30, "replay": "kv-harness replay x.json"}
+    finding = {"program": "bounded", "property": WIDTH, "target": "t", "message": "m", "program_text": "Prefill(1)"}
+    record["masks"] = [mask | {"mask_shape": [1, 1, 512, 2048]}]
+    record["findings"] = [finding | {"replay": "kv-harness replay y.json", "original": original}]
+    page = html_page(checkpoint_markdown(record), {MASKS: list(side_masks(record))})
+    assert "shrunk from" in page
+    fits(tmp_path, width, page, 1)
+
+
+def fits(tmp_path: Path, width: int, text: str, drawn: int) -> None:
+    """The browser measures the page itself, and how many texts of its pictures lie outside, or over another one."""
+    page = tmp_path / "page.html"
+    page.write_text(text.replace("</body>", MEASURE))
     command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", f"--window-size={width},900"]
     command += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     measured = re.search(r'data-measured="\[([^"]*)\]"', done.stdout)
     assert measured is not None, done.stdout[-500:]
-    assert measured[1].split(",") == ["0"] * (1 + 2 * len(drawn)), measured[1]  # beyond the page, the picture, a text
+    assert measured[1].split(",") == ["0"] * (1 + 2 * drawn), measured[1]  # beyond the page, the picture, a text
