@@ -148,6 +148,8 @@ def _mask(run: Execution, found: Mapping[str, Judgement]) -> dict[str, Any] | No
     step = run.steps[first]
     for forward in step.forwards:
         for number, (layer, call) in enumerate(attention_calls(run, forward)):
+            if not call.explicit:
+                continue
             drawn = cells(run, forward, number)
             fits = call.mask_keys in (None, call.key_len)
             if (drawn is None and fits) or (drawn is not None and not drawn.wrong and not drawn.beyond):

@@ -22,13 +22,14 @@ from harness.validation.judged import A_A
 from harness.validation.measuring import Keep, Tick, told_of
 from harness.validation.plan import Plan, Planned
 from harness.validation.smaller import smaller
+from harness.wire.process import EngineHung
 
 TOKENS = 8_192
 """How many the programs of a reduction may process together."""
 MOST, LEAST = 60, 8
 """Programs that a reduction tries: as many as that allows, within these."""
-HUNG = "EngineHung"
-"""An engine in another process that does not answer: every program that meets it takes the whole limit."""
+MOST_HUNG = 2
+"""Where an engine in another process does not answer: every program that meets it takes the whole limit."""
 SIDE = "after"
 NOT_AGAIN = "it did not come back when the program was run again"
 
@@ -114,8 +115,8 @@ def _fails(target: Target, program: Program, judges: Sequence[Property]) -> Find
 
 def _most(finding: Finding) -> int:
     """Programs to try: fewer of large ones, and of those for which an engine is waited."""
-    if HUNG in finding.violation.message:
-        return LEAST
+    if EngineHung.__name__ in finding.violation.message:
+        return MOST_HUNG
     tokens = sum(map(tokens_of, finding.program.operations))
     return max(LEAST, min(MOST, TOKENS // max(1, tokens)))
 

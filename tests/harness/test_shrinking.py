@@ -19,7 +19,7 @@ from harness.target import Target
 from harness.validation.journal import Journal
 from harness.validation.measuring import measure
 from harness.validation.plan import Asked, make_plan
-from harness.validation.shrinking import HUNG, LEAST, MOST, NOT_AGAIN, _most, of_record, shrink_all
+from harness.validation.shrinking import LEAST, MOST, MOST_HUNG, NOT_AGAIN, _most, of_record, shrink_all
 
 PLAN = make_plan(Asked(16, 8, 40, 2), images=False)
 WIDTH = "mask_key_axis_equals_live_keys"
@@ -73,6 +73,24 @@ def test_a_mask_of_the_wrong_width(tmp_path: Path) -> None:
     assert [each.reproducible for each in kept] == [True, True]
 
 
+@pytest.mark.parametrize(
+    ("bug", "judge", "operations"),
+    [
+        ("mask leaks", "mask_shows_exactly_the_visible_set", 1),
+        ("positions from live_len", "positions_are_absolute", 3),
+        ("rows change in a trim", "cached_rows_stay_what_they_were", 2),
+        ("bias under the live policy", "untrimmed_outputs_are_byte_identical", 1),
+        ("logits without the oldest row after a trim", "outputs_equal_the_cache_free_forward", 3),
+    ],
+    ids=["content", "positions", "rows", "the other policy, at the end", "without a cache, at the end"],
+)
+def test_what_other_properties_find(bug: Any, judge: str, operations: int, tmp_path: Path) -> None:
+    """Also those that judge a run as a whole, so that no step says where it broke."""
+    (found,), _, kept = shrunk(tmp_path, FakeTarget(bugs=frozenset({bug})), judge)
+    assert "original" in found and found["property"] == judge
+    assert len(kept[1].program.operations) <= operations < len(kept[0].program.operations)
+
+
 def test_what_needs_its_size_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(properties.BY_ID, Wide.id, Wide())
     plan = make_plan(Asked(128, 64, 512, 8), images=False)
@@ -112,5 +130,5 @@ def test_large_programs_and_engines_that_hang_get_few_tries() -> None:
     assert _most(finding) == MOST
     whole = make_plan(Asked(1024, 512, 4096, 0), images=False).programs[1].program
     assert _most(dataclasses.replace(finding, program=whole)) == LEAST
-    hung = dataclasses.replace(finding, violation=Violation(0, f"Chunk(2) raised {HUNG}: no answer in 60 s"))
-    assert _most(hung) == LEAST
+    hung = dataclasses.replace(finding, violation=Violation(0, "Chunk(2) raised EngineHung: no answer in 60 s"))
+    assert _most(hung) == MOST_HUNG < LEAST
