@@ -22,6 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "harness.operations",
         "harness.ledger",
         "harness.findings",
+        "harness.scratch",
         "harness.seeds",
         "harness.trace",
     ),

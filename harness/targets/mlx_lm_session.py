@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
 
+from harness import scratch
 from harness.operations import EnforceMaxKvSize, Owner
 from harness.probe import Probe, Record
 from harness.rows_of_a_batch import rows_of
@@ -147,8 +146,8 @@ class LibrarySession:
         return self._copy(lambda: self._replace(into, copy.deepcopy(self._of(sequence))))
 
     def save_and_load(self, sequence: int) -> CopyObservation:
-        with tempfile.TemporaryDirectory(prefix="kv-harness-") as folder:
-            path = str(Path(folder) / "caches.safetensors")
+        with scratch.make() as folder:
+            path = str(folder / "caches.safetensors")
             caches = self._caches[sequence]
             if sequence not in self._rows and _nothing(caches) and not release.writes_nothing(self._library):
                 return self.reset(sequence)

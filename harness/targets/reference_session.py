@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
+from harness import scratch
 from harness.operations import EnforceMaxKvSize, Owner
 from harness.probe import PositionHook, Probe, Record
 from harness.rows_of_a_batch import rows_of
@@ -193,8 +192,8 @@ class ReferenceSession:
         return seen
 
     def save_and_load(self, sequence: int) -> CopyObservation:
-        with tempfile.TemporaryDirectory(prefix="kv-harness-") as folder:
-            path = Path(folder) / "caches.safetensors"
+        with scratch.make() as folder:
+            path = folder / "caches.safetensors"
             return self._copy(lambda: self._pool.save_and_load(self._ids[sequence], path))
 
     def reset(self, sequence: int) -> CopyObservation:

@@ -10,18 +10,18 @@ import contextlib
 import os
 import selectors
 import shlex
-import shutil
 import signal
 import subprocess
-import tempfile
 import time
 import weakref
+
+from harness import scratch
 
 MAX_LINE = 64 << 20  # bytes of an answer; the largest that the harness asks for has a tenth of it
 TAIL = 2000  # bytes of stderr that are kept
 GRACE = 2.0  # seconds in which a process that closes its output, or is asked to end, has to do so
 LOOK = 0.5  # seconds of silence after which it is looked up whether the process still runs
-FOLDER = "kv-harness-wire-"
+FOLDER = f"{scratch.PREFIX}wire-"
 
 
 class WorkerError(Exception):
@@ -45,7 +45,8 @@ class CannotStart(WorkerError):
 
 
 _GUARD = 'read -r _; kill -KILL "-$1"; rm -rf -- "$2"'
-"""What a shell does once its input ends, with the number of a group and a folder: SIGKILL leaves us no time for it."""
+"""What a shell does once its input ends, with the number of a group and a folder: SIGKILL leaves us no time for it.
+Where it is killed as well, the folder is left to who comes next (``harness.scratch``)."""
 
 
 def _guard(pid: int, folder: str) -> subprocess.Popen[bytes] | None:
@@ -58,7 +59,9 @@ def _guard(pid: int, folder: str) -> subprocess.Popen[bytes] | None:
         return None
 
 
-def _end(process: subprocess.Popen[bytes], guard: subprocess.Popen[bytes] | None, folder: str, grace: float) -> None:
+def _end(
+    process: subprocess.Popen[bytes], guard: subprocess.Popen[bytes] | None, folder: scratch.Folder, grace: float
+) -> None:
     """End the process and its group, and remove the folder of its temporary files."""
     if guard is not None:  # before the number of the process can be that of another
         guard.kill()
@@ -75,7 +78,7 @@ def _end(process: subprocess.Popen[bytes], guard: subprocess.Popen[bytes] | None
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    shutil.rmtree(folder, ignore_errors=True)
+    folder.remove()
 
 
 class WorkerProcess:
@@ -91,7 +94,10 @@ class WorkerProcess:
         if not arguments:
             raise CannotStart("the command is empty")
         self._limit = limit
-        folder = tempfile.mkdtemp(prefix=FOLDER)  # what a killed worker leaves there goes with it
+        try:
+            folder = scratch.make(FOLDER)  # what a killed worker leaves there goes with it
+        except OSError as error:
+            raise CannotStart(f"no folder can be made for its temporary files: {error.strerror or error}") from error
         try:
             self._process = subprocess.Popen(
                 arguments,
@@ -100,16 +106,16 @@ class WorkerProcess:
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 start_new_session=True,  # a group of its own, to be ended as one; Ctrl-C is for the harness
-                env={**os.environ, "TMPDIR": folder},
+                env={**os.environ, "TMPDIR": str(folder.path)},
             )
         except (OSError, ValueError) as error:
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.remove()
             why = error.strerror if isinstance(error, OSError) else error
             raise CannotStart(f"{arguments[0]!r:.200} cannot be started: {why}") from error
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.remove()
             raise
-        self._guard = _guard(self._process.pid, folder)
+        self._guard = _guard(self._process.pid, str(folder.path))
         self._stop = weakref.finalize(self, _end, self._process, self._guard, folder, 0.0)
         self._folder = folder
         pipes = (self._process.stdin, self._process.stdout, self._process.stderr)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -170,3 +172,24 @@ def test_a_harness_that_is_killed_leaves_nothing(misbehaving: Misbehaving, gone:
             break
         time.sleep(0.02)
     assert list(temporary.iterdir()) == []
+
+
+def test_what_nobody_was_left_to_remove_the_next_harness_removes(toy: str, gone: Gone, temporary: Path) -> None:
+    """The harness and its guard are killed, as by a container that ends or a lack of memory."""
+    program = (
+        "import sys, os; from harness.targets.naming import Asked, resolve; "
+        "(target,) = resolve('wire:' + sys.argv[1], Asked()).targets; worker = target.engine._worker; "
+        "print(worker.pid, worker._guard.pid, flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, toy]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as harness:
+        assert harness.stdout is not None
+        pid, guard = map(int, harness.stdout.readline().split())
+        os.kill(guard, signal.SIGKILL)
+        assert gone(guard)
+        harness.kill()
+    (leaked,) = temporary.iterdir()
+    assert gone(pid)  # its input has ended
+    target = wire(toy)
+    assert not leaked.exists() and len(list(temporary.iterdir())) == 1  # of the new worker
+    target.engine.stop()
