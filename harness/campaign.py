@@ -80,6 +80,7 @@ class _Watcher(Tally):
         self._also = also
         self.first_violation: dict[str, tuple[int, float]] = {}  # programs and the clock
         self.seen: Finding | None = None  # the shortest finding of the search in hand
+        self.of: dict[str, Finding] = {}  # the shortest of each property on the target in hand
 
     def check(self) -> None:
         """Let the caller interrupt: its progress function may raise KeyboardInterrupt."""
@@ -92,8 +93,11 @@ class _Watcher(Tally):
             self.first_violation.setdefault(prop.id, (self.coverage.programs + 1, time.perf_counter()))
 
     def on_finding(self, finding: Finding) -> None:
-        if self.seen is None or len(finding.program.operations) <= len(self.seen.program.operations):
+        length, known = len(finding.program.operations), self.of.get(finding.property_id)
+        if self.seen is None or length <= len(self.seen.program.operations):
             self.seen = finding
+        if known is None or length <= len(known.program.operations):
+            self.of[finding.property_id] = finding
 
     def on_end(self, evidence: Evidence) -> None:
         super().on_end(evidence)
@@ -137,10 +141,22 @@ def run_campaign(
     muted: set[str] = set()
     if numbers is None:
         numbers = range(len(targets))
+
+    def keep(target: Target, finding: Finding) -> None:
+        muted.add(finding.property_id)  # also when interrupted: what was found is not lost
+        try:
+            smaller, again = reduce_finding(target, finding, tuple(properties), attempts)
+        except KeyboardInterrupt:
+            smaller, again, result.partial = finding, True, True  # not tried: a replay may
+        after, clock = watcher.first_violation[finding.property_id]
+        found = dataclasses.replace(smaller, reproducible=again)
+        result.found.append(FoundBug(found, target, again, after, clock - started))
+
     for number, target, programs in zip(numbers, targets, shares, strict=True):
         share = dataclasses.replace(profile, programs=programs)
         patience = profile.patience
         search = 0
+        watcher.of.clear()
         while not result.partial:
             watcher.seen = None
             machine = make_machine(f"Cache_{name}_{number}", target, properties, watcher, muted, Turns(profile.every))
@@ -152,20 +168,17 @@ def run_campaign(
             search += 1
             finding = watcher.seen
             if finding is not None:
-                muted.add(finding.property_id)  # also when interrupted: what was found is not lost
-                try:
-                    smaller, again = reduce_finding(target, finding, tuple(properties), attempts)
-                except KeyboardInterrupt:
-                    smaller, again, result.partial = finding, True, True  # not tried: a replay may
-                after, clock = watcher.first_violation[finding.property_id]
-                found = dataclasses.replace(smaller, reproducible=again)
-                result.found.append(FoundBug(found, target, again, after, clock - started))
+                keep(target, finding)
             elif patience and not result.found and _undecided(watcher, target, properties, muted):
                 patience -= 1
             else:
                 break
             if finding is not None and first_only:
                 break
+        # A search that came to another finding behind it reports that one; what no later search met again is one, too.
+        for finding in [] if first_only else list(watcher.of.values()):
+            if finding.property_id not in muted:
+                keep(target, finding)
         if result.partial or (first_only and result.found):
             break
     if not result.partial and not first_only:

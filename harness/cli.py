@@ -128,7 +128,10 @@ def _replay(arguments: argparse.Namespace) -> int:
         trace = read_trace(arguments.file)
         asked = naming.Asked(limit=arguments.limit, run_command=arguments.run_command)
         target = naming.target_from_identity(trace.target, asked)
-        result = replay(trace, target, judgeable(target))
+        try:
+            result = replay(trace, target, judgeable(target))
+        finally:
+            target.renew()  # a worker ends with its replay
     except (TraceError, naming.TargetError, reference.UnknownFamily) as error:
         message = str(error)
         where = "" if message.startswith(str(arguments.file)) else f"{arguments.file}: "

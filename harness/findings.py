@@ -21,6 +21,10 @@ class Verdict(StrEnum):
     INCONCLUSIVE = "INCONCLUSIVE"  # the A/A control disagrees with itself, so A/B says nothing
 
 
+NOT_AGAIN = "      again     it did not come back in a target made new: it depends on more than the program"
+"""What is said of a finding that is not reproducible, as it is printed."""
+
+
 @dataclass(frozen=True)
 class Violation:
     """One broken sentence: the step (index into the program's operations; None for the whole run) and one line that
@@ -55,6 +59,7 @@ class Finding:
             f"FAIL  {self.property_id}   {self.target}",
             f"      {self.message}",
             f"      program   {self.program}",
+            *([] if self.reproducible else [NOT_AGAIN]),
         ]
         if replay:
             lines.append(f"      replay    {replay}")

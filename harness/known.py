@@ -6,6 +6,7 @@ from importlib import metadata
 from typing import Any
 
 from harness.campaign import FoundBug
+from harness.findings import NOT_AGAIN
 from harness.known_failures import Found, record_of
 from harness.reporting.verdicts import PLANTED_POLICY, Known
 
@@ -42,9 +43,10 @@ def finding_text(found: dict[str, Any]) -> str:
     """A finding of a record, for a terminal."""
     known = found.get("known")
     told = f"      known     {known_line(known)}\n" if known else ""
+    again = "" if found["reproducible"] else f"{NOT_AGAIN}\n"
     return (
         f"{'KNOWN' if known else 'FAIL'}  {found['property']}   {found['target']}\n      {found['message']}\n{told}"
-        f"      program   {found['program']}\n      replay    {found['replay']}"
+        f"      program   {found['program']}\n{again}      replay    {found['replay']}"
     )
 
 

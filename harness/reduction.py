@@ -8,7 +8,7 @@ operations longer than needed.  This pass takes those steps.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -46,6 +46,9 @@ from harness.operations import (
 from harness.target import Target
 
 ATTEMPTS = 400  # programs tried at most; a shrunk program rarely needs fifty
+STARTS = (
+    2  # targets made new, where the first ends a program before it shows anything: an engine may hang, or be killed
+)
 
 
 def reduce_finding(
@@ -57,22 +60,40 @@ def reduce_finding(
 ) -> tuple[Finding, bool]:
     """The smallest program found that breaks the same property, and whether it does so in a target made new.
 
-    A finding that does not come back depends on something outside the program (state that an earlier session left
-    behind): a replay cannot judge it, and False says so. ``most``: programs to try; 0 only asks that question.
-    ``trying`` is told of each in front of it, and may interrupt.
+    Where the smallest does not, the program that was found is asked in a target made new as well, and is what is told
+    in either case: what a target has in it of earlier sessions makes programs fail that alone say nothing.  A finding
+    that does not come back depends on something outside the program (such a state, the time, chance): a replay cannot
+    judge it, and False says so.  Where the run that should have shown it ended in front of that, the message says how.
+    ``most``: programs to try; 0 only asks that question.  ``trying`` is told of each in front of it, and may interrupt.
     """
     prop = tuple(p for p in properties if p.id == finding.property_id)
+    ended: list[str] = []  # what kept the last run from getting there
 
-    def fails(program: Program) -> Finding | None:
+    def fails(program: Program, step: int | None = None) -> Finding | None:
+        ended.clear()
         try:
-            judge_program(target, program, prop)
+            run = judge_program(target, program, prop).run
         except FindingError as error:
             return error.finding
+        last = run.steps[-1] if run.steps else None
+        if last is not None and last.error is not None and (step is None or last.index <= step):
+            ended.append(" ".join(last.error.split()))
         return None
+
+    def fails_anew(shown: Finding) -> bool:
+        for _ in range(STARTS):
+            target.renew()
+            if fails(shown.program, shown.violation.step) is not None:
+                return True
+            if not ended:  # it got there, and was right
+                return False
+        return False
 
     again = fails(finding.program)
     if again is None:
-        return finding, False
+        if not fails_anew(finding):
+            return _unshown(finding, ended), False
+        again = finding
     best: Finding = again
     attempts = 0
     progress = True
@@ -93,8 +114,19 @@ def reduce_finding(
                 break
             if attempts >= most:
                 break
-    target.renew()
-    return best, fails(best.program) is not None
+    if fails_anew(best):
+        return best, True
+    if best.program != finding.program and fails_anew(again):
+        return again, True
+    return _unshown(finding, ended), False
+
+
+def _unshown(finding: Finding, ended: Sequence[str]) -> Finding:
+    """A finding that did not come back, with what the run that should have shown it ended in."""
+    if not ended:
+        return finding
+    message = f"{finding.violation.message} (run again, it ended before that: {ended[0]:.200})"
+    return dataclasses.replace(finding, violation=dataclasses.replace(finding.violation, message=message))
 
 
 def _size(program: Program) -> tuple[int, int, int, int]:

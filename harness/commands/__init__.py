@@ -32,7 +32,8 @@ def limit_option(parser: argparse.ArgumentParser) -> None:
         type=_seconds,
         default=60.0,
         metavar="SECONDS",
-        help="how long an engine in another process may take for an answer before it counts as hung (default: 60)",
+        help="how long an engine in another process may take for an answer before it counts as hung; five times that "
+        "for its start (default: 60)",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from harness.findings import NOT_AGAIN
 from harness.reporting.text import block, code, count
 
 MOST = 60_000  # characters; GitHub takes 65,536
@@ -46,5 +47,6 @@ def _heading(record: Mapping[str, Any]) -> str:
 def _finding(found: Mapping[str, Any]) -> str:
     known = found.get("known")
     told = [f"known     {known['id']}: {known['title']} {known['upstream']}".rstrip()] if known else []
-    said = (found["message"], *told, f"program   {found['program']}", f"replay    {found['replay']}")
+    again = [] if found["reproducible"] else [NOT_AGAIN.strip()]
+    said = (found["message"], *told, f"program   {found['program']}", *again, f"replay    {found['replay']}")
     return f"### {code(found['property'])}\n\n{code(found['target'])}\n\n{block(chr(10).join(said))}"

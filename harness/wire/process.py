@@ -19,6 +19,7 @@ from harness import scratch
 
 MAX_LINE = 64 << 20  # bytes of an answer; the largest that the harness asks for has a tenth of it
 TAIL = 2000  # bytes of stderr that are kept
+START = 5  # limits for the first answer: a start imports a library, may read weights, and comes where a machine is busy
 GRACE = 2.0  # seconds in which a process that closes its output, or is asked to end, has to do so
 LOOK = 0.5  # seconds of silence after which it is looked up whether the process still runs
 FOLDER = f"{scratch.PREFIX}wire-"
@@ -85,15 +86,15 @@ class WorkerProcess:
     """A worker that runs. It is ended by ``stop``, by any WorkerError, with the object, and with this process."""
 
     def __init__(self, command: str, limit: float) -> None:
-        """``command``: split as a shell would, but run without one; ``limit``: seconds for one answer. Raises
-        CannotStart."""
+        """``command``: split as a shell would, but run without one; ``limit``: seconds for one answer, of which the
+        first has START times as many. Raises CannotStart."""
         try:
             arguments = shlex.split(command)
         except ValueError as error:
             raise CannotStart(f"the command {command!r:.200} cannot be read: {error}") from error
         if not arguments:
             raise CannotStart("the command is empty")
-        self._limit = limit
+        self._limit, self._next = limit, START * limit
         try:
             folder = scratch.make(FOLDER)  # what a killed worker leaves there goes with it
         except OSError as error:
@@ -133,8 +134,9 @@ class WorkerProcess:
 
     def exchange(self, line: bytes) -> bytes:
         """Send a line and return the one that answers it, both without the newline. Raises WorkerError."""
+        seconds, self._next = self._next, self._limit
         try:
-            return self._exchange(memoryview(line + b"\n"))
+            return self._exchange(memoryview(line + b"\n"), seconds)
         except BaseException:  # whatever it was, Ctrl-C included: the next line would be the answer to this one
             self.stop()
             raise
@@ -145,8 +147,8 @@ class WorkerProcess:
         if self._stop.detach() is not None:
             _end(self._process, self._guard, self._folder, grace)
 
-    def _exchange(self, left: memoryview) -> bytes:
-        deadline = time.monotonic() + self._limit
+    def _exchange(self, left: memoryview, seconds: float) -> bytes:
+        deadline = time.monotonic() + seconds
         answer = bytearray()
         done = False
         left = self._write(left)
@@ -155,7 +157,7 @@ class WorkerProcess:
         while left or not done:
             wait = deadline - time.monotonic()
             if wait <= 0:
-                raise EngineHung(f"the engine gave no answer in {self._limit:g} s{self._last_words()}")
+                raise EngineHung(f"the engine gave no answer in {seconds:g} s{self._last_words()}")
             ready = self._selector.select(min(wait, LOOK))
             if not ready and self._process.poll() is not None:  # something that it started holds its output open
                 raise self._death()

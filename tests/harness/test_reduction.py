@@ -25,7 +25,7 @@ from harness.operations import (
     TrimFront,
 )
 from harness.reduction import ATTEMPTS, reduce_finding
-from harness.target import RemovalObservation
+from harness.target import ForwardObservation, RemovalObservation
 
 WIDTH = "mask_key_axis_equals_live_keys"
 OWNERS = [("pool",), ("pool", "model"), ("model", "pool"), ("pool", "pool", "pool")]
@@ -155,9 +155,101 @@ def test_a_finding_that_a_target_made_new_does_not_show_is_not_reproducible() ->
     target = Remembering(policy="offset")
     finding = found(target, Program((Prefill(5), TrimFront(2), Chunk(4))), WIDTH)
     assert finding is not None and target.renewed == []
+    assert reduce_finding(target, finding, properties.ALL) == (finding, False)
+    assert len(target.renewed) == 2  # the smallest that failed, and the program that was found
+
+
+class Worn(FakeTarget):
+    """Its bug needs four tokens in a target made new, and nothing where a session has shown it before."""
+
+    worn = False
+
+    def open(self, owners: Any) -> Any:
+        session = fake().open(owners)
+        forward = session.forward
+
+        def failing(sequence: int, tokens: Any, prompt: Any = None) -> Any:
+            seen = forward(sequence, tokens, prompt)
+            self.worn |= len(tokens) >= 4
+            return dataclasses.replace(seen, logits=None, error="E: worn") if self.worn else seen
+
+        session.forward = failing
+        return session
+
+    def renew(self) -> None:
+        super().renew()
+        self.worn = False
+
+
+def test_what_fails_only_in_a_used_target_does_not_take_the_place_of_what_was_found() -> None:
+    target = Worn()
+    finding = found(target, Program((Prefill(5), Chunk(2))), "every_operation_completes")
+    assert finding is not None
     smaller, again = reduce_finding(target, finding, properties.ALL)
-    assert not again and len(target.renewed) == 1
-    assert str(smaller.program) == "Prefill(1) ; TrimFront(1) ; Chunk(2)"
+    assert again and smaller.program == finding.program
+
+
+class Restarted(FakeTarget):
+    """A right or wrong target; of its sessions those whose numbers are given end with their first forward."""
+
+    ends: tuple[int, ...] = ()
+    opened = 0
+
+    def open(self, owners: Any) -> Any:
+        session = super().open(owners)
+        self.opened += 1
+        if self.opened in self.ends:
+
+            def gone(sequence: int, tokens: Any, prompt: Any = None) -> ForwardObservation:
+                return ForwardObservation(tuple(tokens), None, error="EngineHung: no\nanswer")
+
+            session.forward = gone
+        return session
+
+
+@pytest.mark.parametrize(
+    ("ends", "comes_back"),
+    [
+        pytest.param((), True, id="none"),
+        pytest.param((2,), True, id="the-first-that-is-made-new"),
+        pytest.param((2, 3), False, id="both"),
+    ],
+)
+def test_an_engine_that_hangs_when_it_is_asked_again_is_asked_once_more(
+    ends: tuple[int, ...], comes_back: bool
+) -> None:
+    """A busy machine, not a finding that is gone; where it goes on, the message says what there was instead."""
+    target = Restarted(policy="offset")
+    finding = found(target, Program((Prefill(1), TrimFront(1), Chunk(2))), WIDTH)
+    assert finding is not None
+    target.opened, target.ends = 0, ends
+    told, again = reduce_finding(target, finding, properties.ALL, most=0)
+    assert again is comes_back and told.program == finding.program
+    said = " (run again, it ended before that: EngineHung: no answer)"
+    assert told.message == finding.message + ("" if comes_back else said)
+
+
+class Late(FakeTarget):
+    """A forward of two tokens raises."""
+
+    def open(self, owners: Any) -> Any:
+        session = super().open(owners)
+        forward = session.forward
+
+        def late(sequence: int, tokens: Any, prompt: Any = None) -> Any:
+            seen = forward(sequence, tokens, prompt)
+            return dataclasses.replace(seen, logits=None, error="E: late") if len(tokens) == 2 else seen
+
+        session.forward = late
+        return session
+
+
+def test_an_error_behind_what_was_found_is_no_excuse() -> None:
+    """The target was right where it had been wrong."""
+    target = Late()
+    finding = Finding(WIDTH, "fake/fake@live-mask", Violation(0, "seen once"), Program((Prefill(5), Chunk(2))))
+    assert reduce_finding(target, finding, properties.ALL) == (finding, False)
+    assert len(target.renewed) == 1
 
 
 @pytest.mark.parametrize("owner", ["pool", "model"])

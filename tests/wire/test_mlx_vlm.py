@@ -77,7 +77,7 @@ def test_the_worker_passes_the_check(name: str) -> None:
 def test_a_bug_of_an_old_release_is_found(bug: str, name: str, exhibit: str, finds: str) -> None:
     """The first thing that is found. Ids that are not sliced are cut here, so that they fit: a release that has the bug
     raises on a CPU."""
-    with closing(resolve(f"wire:{worker(name, bug)}", Asked(limit=300))) as subject:
+    with closing(resolve(f"wire:{worker(name, bug)}", Asked())) as subject:
         result = run_campaign("wire-mlx-vlm", subject.targets, properties.ALL, PROFILES["smoke"], 5, first_only=True)
     if not exhibit:
         assert not result.found

@@ -182,3 +182,38 @@ def running(command: str) -> list[int]:
         if here and words[:3] == command.split()[:3]:
             found.append(int(folder.name))
     return found
+
+
+@pytest.mark.parametrize(
+    ("then", "said", "others", "code", "words"),
+    [
+        pytest.param("right", "", [], 2, "did not come back in a fresh model when it was recorded either", id="right"),
+        pytest.param(
+            "gone",
+            " (run again, it ended before that: EngineDied: the engine exited with code 3)",
+            [("every_operation_completes", True)],
+            1,
+            "every_operation_completes",
+            id="gone",
+        ),
+    ],
+)
+def test_what_an_engine_shows_once_is_told_with_the_program_that_showed_it(
+    then: str, said: str, others: list[Any], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No error, and nothing that is dropped: a finding, said not to have come back. Its replay is not FIXED."""
+    command = f"{sys.executable} {Path(__file__).parent / 'sometimes.py'} {Path('once').absolute()} {then}"
+    assert main(["run", "--target", f"wire:{command}", *FEW]) == 1
+    out = capsys.readouterr().out
+    data = report("wire-toy")
+    (found,) = (each for each in data["findings"] if each["property"] == "positions_are_absolute")
+    assert not found["reproducible"] and found["message"].endswith(said) and data["verdict"] == "FAIL"
+    assert [(each["property"], each["reproducible"]) for each in data["findings"] if each != found] == others
+    assert {"trim_front", "enforce_max_kv_size"} & {each["op"] for each in found["program_json"]["operations"]}
+    assert out.count("again     it did not come back in a target made new") == 1
+    assert "It did not come back in a fresh session." in (Path("o") / "targets" / "wire-toy.md").read_text()
+    (trace,) = (path for path in (Path("o") / "findings").iterdir() if "positions_are_absolute" in path.name)
+    assert read_trace(trace).finding["reproducible"] is False  # type: ignore[index]
+    assert main(["replay", str(trace), "--run-command"]) == code
+    told = capsys.readouterr()
+    assert words in told.out + told.err
