@@ -22,7 +22,7 @@ def jobs_option(parser: argparse.ArgumentParser) -> None:
 
 def out_option(parser: argparse.ArgumentParser) -> None:
     """Add ``--out``; the namespace then holds the folder of reports."""
-    parser.add_argument("--out", type=_folder, default=Path("reports"), metavar="DIR", help="default: reports")
+    parser.add_argument("--out", type=folder, default=Path("reports"), metavar="DIR", help="default: reports")
 
 
 def limit_option(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,8 @@ def file_to_write(text: str) -> Path:
     return path
 
 
-def _folder(text: str) -> Path:
+def folder(text: str) -> Path:
+    """The type of an option that names a folder."""
     if not text.strip():
         raise argparse.ArgumentTypeError("names no folder (for this one, say .)")
     return Path(text)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from harness.cli import main
 from harness.commands import live_safety
 from harness.targets.mlx_lm import NO_KEYS, TRIMS_ITSELF
 from harness.targets.mlx_lm_catalogue import FAMILIES, WITHOUT_ENTRY
@@ -59,6 +60,47 @@ def test_a_table() -> None:
     assert [line.count("|") for line in table] == [len(live_safety.COLUMNS) + 1] * 5 and not empty
     assert counted == "3 rows: 0 yes, 0 no, 0 not shown, 2 not applicable, 1 not judged"
     assert "| not judged | a forward of its block-sparse attention damages the heap" in table[-1]
+
+
+def test_the_table_is_written_and_the_same_on_several_processes(tmp_path: Path) -> None:
+    pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
+    arguments = ("--only", "nemotron_nas,llama4,mamba,phi3small", "--programs", "4")
+    ran = run(*arguments, "--jobs", "2", "--out", str(tmp_path / "new" / "one"))
+    assert ran.returncode == 0 and ran.stdout == run(*arguments).stdout
+    folder = tmp_path / "new" / "one"
+    assert sorted(path.name for path in folder.iterdir()) == ["live-safety.json", "live-safety.md"]
+    data = json.loads((folder / "live-safety.json").read_text())
+    assert data["command"] == "kv-harness live-safety --only nemotron_nas,llama4,mamba,phi3small --programs 4 --seed 0"
+    assert [row["family"] for row in data["rows"]][-3:] == ["llama4", "mamba", "phi3small"]
+    assert any(row["live_safe"] == "no" and row["found"] for row in data["rows"])
+    text = (folder / "live-safety.md").read_text()
+    assert data["summary"] in text and data["command"] in text
+    assert sum(line.startswith("| ") for line in text.splitlines()) == len(data["rows"]) + 1
+
+
+def test_a_process_that_dies_is_a_row_and_nothing_is_written_of_half_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
+    from harness import workers
+
+    rows = {name: live_safety.Row(name, *"vocam", "yes", {}, 1, {}) for name in ("llama", "qwen3")}
+    ends = [(1, [rows["qwen3"]]), (2, workers.Died("SIGKILL")), (0, [rows["llama"]])]
+    monkeypatch.setattr(workers, "in_processes", lambda calls, jobs: iter(ends))
+    made = list(live_safety.each(["llama", "qwen3", "gemma"], 1, 0, jobs=2))
+    assert [row.family for row in made] == ["llama", "qwen3", "gemma"]
+    assert (made[2].live_safe, made[2].reason) == ("not judged", "its process died (SIGKILL)")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(live_safety, "rows", interrupted)
+    (tmp_path / "live-safety.json").write_text("of yesterday")
+    with monkeypatch.context() as here:
+        here.chdir(tmp_path)
+        assert main(["live-safety", "--out", "."]) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["live-safety.json"]
+    assert (tmp_path / "live-safety.json").read_text() == "of yesterday"
 
 
 def test_every_module_of_the_installed_release_has_a_row() -> None:
@@ -208,7 +250,7 @@ def test_they_are_thirty() -> None:
     assert len(set(THIRTY)) == len(THIRTY) == 30 and set(THIRTY) <= set(FAMILIES)
 
 
-@pytest.mark.parametrize("arguments", [("--only", "none"), ("--programs", "0")])
+@pytest.mark.parametrize("arguments", [("--only", "none"), ("--programs", "0"), ("--out", ""), ("--jobs", "0")])
 def test_bad_input_is_one_clear_line(arguments: tuple[str, str]) -> None:
     ran = run(*arguments)
     assert ran.returncode == 2
