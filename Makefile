@@ -15,9 +15,10 @@ MARK := .kv-harness
 INSTALLED := .installed-$(shell pwd -P | cksum | cut -d' ' -f1)
 STAMP := $(VENV)/$(INSTALLED)
 PEERS_STAMP := $(PEERS_VENV)/$(INSTALLED)
-GENERATED := reports/families reports/shards reports/checkpoints reports/targets reports/faults reports/museum.json reports/museum.md reports/index.md reports/index.html
+GENERATED := reports/families reports/shards reports/checkpoints reports/targets reports/faults reports/museum.json reports/museum.md reports/live-safety.json \
+	reports/live-safety.md reports/index.md reports/index.html
 
-.PHONY: run test published-sizes lint format parity bench load faults museum no-false-alarm seeds publish-reports publish-checkpoints constraints clean
+.PHONY: run test published-sizes lint format parity bench load faults museum engines live-safety no-false-alarm seeds publish-reports publish-checkpoints constraints clean
 
 # PROFILE: smoke, quick, ci or nightly.  All but smoke are strict: a property without a decisive step fails the run.
 PROFILE ?= quick
@@ -64,6 +65,14 @@ faults: $(STAMP)  # the kill matrix: every planted bug in every family
 MUSEUM_VENVS ?= .museum
 museum: $(STAMP)  # known bugs of released engines: found in the old releases, gone in the mended ones
 	$(BIN)/kv-harness museum --venvs '$(MUSEUM_VENVS)' --seed '$(SEED)' --out reports --jobs '$(JOBS)' $(MUSEUM)
+
+# PART: every Nth of the model types alone, from the Ith. What is recorded of the installed release fails nothing here.
+PART ?= 1/1
+engines: $(STAMP)  # every model type of mlx-lm that can be judged, on the caches of the library; reports in reports/
+	$(BIN)/kv-harness run --target mlx_lm:all --part '$(PART)' --profile '$(PROFILE)' --seed '$(SEED)' --no-strict --accept-known --history --jobs '$(JOBS)'
+
+live-safety: $(STAMP)  # which model types of mlx-lm can live with a front trim; a table in reports/
+	$(BIN)/kv-harness live-safety --seed '$(SEED)' --jobs '$(JOBS)' --out reports
 
 # About ten programs a second: a night for the whole number. SEED draws others.
 PROGRAMS ?= 200000

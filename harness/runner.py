@@ -98,9 +98,12 @@ class Run:
         )
 
 
-def run_families(runs: Sequence[Run], *, strict: bool, jobs: int = 1, history: bool = False) -> int:
+def run_families(
+    runs: Sequence[Run], *, strict: bool, jobs: int = 1, history: bool = False, accept_known: bool = False
+) -> int:
     """Measure every run, ``jobs`` of them at once, and write its report as soon as it is measured; returns the exit
     code. All have the same profile, seed, policy, device and folder. ``history``: also add a line for each to it.
+    ``accept_known``: findings that are recorded of the installed release are told, and fail nothing.
 
     Raises OSError when the folder cannot be written (before anything is run, if that can be told).
     """
@@ -135,7 +138,8 @@ def run_families(runs: Sequence[Run], *, strict: bool, jobs: int = 1, history: b
         for found in data["findings"]:
             print(finding_text(found))
         print(f"{name:<20} {data['verdict']:<12} {data['verdict_reason']}", flush=True)
-        code = code or int(data["verdict"] in bad or data["partial"] or bool(data["findings"]))  # KNOWN is a bug, too
+        news = [found for found in data["findings"] if not (accept_known and found.get("known"))]  # KNOWN is a bug, too
+        code = code or int(data["verdict"] in bad or data["partial"] or bool(news))
         if data["partial"]:
             print(f"interrupted in {name}; its report is marked partial")
     missing = [run.name for number, run in enumerate(runs) if number not in records]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +56,18 @@ def wrong(script: str, env: dict[str, str]) -> list[str]:
     for line in script.splitlines():
         line = line.strip().removeprefix("'")
         if line.startswith("make "):
-            found += _wrong_make(line.split(" | ")[0])
+            found += [*_unset(line, env), *_wrong_make(line.split(" | ")[0])]
         elif line.startswith("kv-harness "):
             found += _wrong_command(line, env)
         elif line and not any(line.startswith(known) for known in SHELL):
             found.append(f"neither make nor kv-harness nor of the shell: {line}")
     return found
+
+
+def _unset(line: str, env: dict[str, str]) -> Iterator[str]:
+    for name in re.findall(r"\$(\w+)", line):
+        if name not in env and name != "RUNNER_TEMP":
+            yield f"nothing sets ${name}"
 
 
 def _wrong_make(line: str) -> Iterator[str]:
@@ -76,9 +84,7 @@ def _wrong_make(line: str) -> Iterator[str]:
 def _wrong_command(line: str, env: dict[str, str]) -> Iterator[str]:
     values = {"SEED": "7", "SHARD": "1", "RUNNER_TEMP": "/tmp"} | {k: v for k, v in env.items() if "${{" not in v}
     text = line.replace('"${merge[@]}"', "--merge shards/1")
-    for name in re.findall(r"\$(\w+)", text):
-        if name not in env and name != "RUNNER_TEMP":
-            yield f"nothing sets ${name}"
+    yield from _unset(text, env)
     text = re.sub(r"\$(\w+)", lambda found: values.get(found[1], "?"), text)
     try:
         arguments = build_parser().parse_args(shlex.split(text)[1:])
@@ -104,6 +110,7 @@ def test_what_is_run_exists() -> None:
         ("kv-harness run --profile nightlyy", "invalid choice"),
         ('kv-harness run --seed "$SEEDD"', "nothing sets $SEEDD"),
         ("kv_harness run", "neither make nor kv-harness"),
+        ('make engines PART="$PARTT/4"', "nothing sets $PARTT"),
     ],
 )
 def test_what_does_not_exist_is_told(script: str, words: str) -> None:
@@ -125,10 +132,84 @@ def test_the_shards_of_the_night_are_all_there() -> None:
     assert '--shard "$SHARD/$SHARDS"' in run and '--seed "$SEED"' in run and "--families" not in run
 
 
+def test_the_parts_of_the_night_are_all_there() -> None:
+    night = dict(workflows())["nightly.yml"]
+    of, job = int(night["env"]["PARTS"]), night["jobs"]["engines"]
+    assert job["strategy"]["matrix"]["part"] == list(range(1, of + 1))
+    (run,) = (step["run"] for step in job["steps"] if step.get("name") == "Run")
+    assert run.startswith("make engines ") and 'PART="$PART/$PARTS"' in run and 'SEED="$SEED"' in run
+    (upload,) = (step["with"] for step in job["steps"] if "upload-artifact" in step.get("uses", ""))
+    (download,) = (s["with"] for s in night["jobs"]["index"]["steps"] if "download-artifact" in s.get("uses", ""))
+    assert fnmatch(upload["name"], download["pattern"]) and "engines" in night["jobs"]["index"]["needs"]
+
+
+def recipe(target: str, **values: str) -> list[str]:
+    """What a target of one line runs here, with these variables and otherwise its own defaults."""
+    (line,) = MAKEFILE.split(f"\n{target}: ", 1)[1].split("\n\n", 1)[0].splitlines()[1:]
+    defaults = dict(re.findall(r"^(\w+) \?= (.*)$", MAKEFILE, re.MULTILINE))
+    line = re.sub(r"\$\((\w+)\)", lambda found: {**defaults, "BIN": "", **values}[found[1]], line.strip())
+    program, *arguments = shlex.split(line)
+    assert program == "/kv-harness"
+    return arguments
+
+
+def test_a_night_of_mlx_lm_has_reports_and_an_issue_of_its_news_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One model type, of which a bug is recorded, and one that has no keys."""
+    needed("mlx_lm")
+    from harness import known, runner
+    from harness.cli import main
+    from harness.targets import mlx_lm
+    from harness.targets.mlx_lm_models import version
+
+    names = [name.partition(":")[2] for name in mlx_lm.names()]
+    monkeypatch.setattr(mlx_lm, "names", lambda: ("mlx_lm:mamba2", "mlx_lm:afmoe", "mlx_lm:llama"))
+    monkeypatch.chdir(tmp_path)
+    made = {"afmoe", "mamba2", "llama"} <= set(names)
+    assert made and len(set(names)) == len(names) > 100
+    small = {"PROFILE": "smoke", "JOBS": "1"}
+    codes = [main(recipe("engines", PART=part, **small)) for part in ("1/2", "2/2")]
+    out = capsys.readouterr().out
+    assert codes == [0, 0] and "mlx_lm:mamba2: not judged: " in out
+    folder = tmp_path / "reports"
+    records = {path.stem: json.loads(path.read_text()) for path in (folder / "targets").glob("*.json")}
+    assert {name: record["verdict"] for name, record in records.items()} == {
+        "mlx_lm-llama": "PASS",
+        "mlx_lm-afmoe": "KNOWN",
+    }, version()
+    assert len((folder / "history.jsonl").read_text().splitlines()) == 2
+    report = ["report", "--out", "all", "--merge", "reports", "--issue", "issue.md"]
+    assert main(report) == 0 and (tmp_path / "issue.md").read_text() == ""
+    monkeypatch.setattr(runner, "known_of", lambda bug: None)  # nothing is recorded of it
+    assert known.known_of is not runner.known_of
+    assert main(recipe("engines", PART="2/2", **small)) == 1
+    assert main(report) == 0
+    text = (tmp_path / "issue.md").read_text()
+    assert "`mlx_lm:afmoe`: FAIL" in text and "mask_shows_exactly_the_visible_set" in text and "llama" not in text
+
+
+def test_the_table_of_live_safety_is_left_for_the_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed("mlx_lm")
+    from harness.cli import main
+    from harness.commands import live_safety
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(live_safety, "all_families", lambda: ("mamba2", "llama4"))
+    assert main(recipe("live-safety", JOBS="1")) == 0
+    (listed,) = (
+        each
+        for each in dict(workflows())["nightly.yml"]["jobs"]["long"]["strategy"]["matrix"]["include"]
+        if each["what"] == "live safety"
+    )
+    assert listed["run"] == "make live-safety"
+    assert sorted(path.name for path in tmp_path.glob(listed["reports"])) == ["live-safety.json", "live-safety.md"]
+
+
 def test_what_takes_hours_is_there_every_night() -> None:
     runs = [step["run"] for place, step, _ in steps() if place.startswith("nightly.yml")]
-    for wanted in ("make no-false-alarm PROGRAMS=200000 ", "make faults PROFILE=ci ", "make museum "):
-        assert any(run.startswith(wanted) and 'SEED="$SEED"' in run for run in runs), wanted
+    for wanted in ("no-false-alarm PROGRAMS=200000", "faults PROFILE=ci", "museum", "live-safety"):
+        assert any(run.startswith(f"make {wanted} ") and 'SEED="$SEED"' in run for run in runs), wanted
 
 
 def test_the_leg_on_metal_learns_nothing_without_its_device() -> None:

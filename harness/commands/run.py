@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import re
 import secrets
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.commands import UsageError, jobs_option, limit_option, out_option, reference_targets
 from harness.profiles import PROFILES
@@ -30,7 +31,7 @@ def register(commands: Any, device_option: Callable[[argparse.ArgumentParser], N
         action="append",
         metavar="NAME,NAME",
         help="instead of families: reference:FAMILY[+images][:VARIANT[:STORAGE]], mlx_lm:TYPE, mlx_vlm:TYPE[+images], "
-        "wire:COMMAND; may be repeated",
+        "wire:COMMAND; mlx_lm:all, mlx_vlm:all for all of a catalogue; may be repeated",
     )
     run.add_argument(
         "--path",
@@ -59,6 +60,16 @@ def register(commands: Any, device_option: Callable[[argparse.ArgumentParser], N
         "--shard",
         metavar="I/N",
         help="judge every Nth configuration of each family alone, from the Ith; kv-harness report puts shards together",
+    )
+    run.add_argument(
+        "--part",
+        metavar="I/N",
+        help="run every Nth of the families or targets that are named, from the Ith; each has a report of its own",
+    )
+    run.add_argument(
+        "--accept-known",
+        action="store_true",
+        help="findings that are recorded of the installed release are told, and fail nothing",
     )
     jobs_option(run)
     limit_option(run)
@@ -93,7 +104,8 @@ def act(arguments: argparse.Namespace) -> int:
         runs = [dataclasses.replace(run, profile=profile) for run in runs]
     try:
         strict = profile.name != "smoke" if arguments.strict is None else arguments.strict
-        return run_families(runs, strict=strict, jobs=arguments.jobs, history=arguments.history)
+        options = {"jobs": arguments.jobs, "history": arguments.history, "accept_known": arguments.accept_known}
+        return run_families(runs, strict=strict, **options)
     except TargetError as error:
         forget([run.out / run.report for run in runs])
         raise UsageError(str(error)) from error
@@ -129,27 +141,60 @@ def _of_families(arguments: argparse.Namespace, base: Run, reference: Any) -> li
         raise UsageError(str(error)) from error
     if not found:
         raise UsageError(f"argument --path: no {arguments.path} for {', '.join(names)}: no model with a vision tower")
+    found = _part(arguments, found)
     return [dataclasses.replace(base, family=family, path=path) for family, path in found]
 
 
 def _of_targets(arguments: argparse.Namespace, base: Run) -> list[Run]:
-    """Each target is opened once: what cannot be used is refused before anything runs."""
+    """Each target is opened once: what cannot be used is refused before anything runs, or left out, and told, where
+    nobody named it but as one of all."""
     from harness.runner import subject_of
-    from harness.targets.naming import TargetError, split_names
+    from harness.targets.naming import TargetError, listed, split_names
 
     if arguments.families is not None or arguments.path != "all":
         raise UsageError("argument --target: names all that is run; leave --families and --path out")
-    names = dict.fromkeys(name for given in arguments.target for name in split_names(given))
+    names: dict[str, bool] = {}  # and: as one of all?
+    try:
+        for name in (name for given in arguments.target for name in split_names(given)):
+            each = listed(name)
+            names |= {one: bool(each) and names.get(one, True) for one in each or (name,)}
+    except TargetError as error:
+        raise UsageError(f"argument --target: {error}") from error
     if not names:
         raise UsageError("argument --target: names no target")
     runs: list[Run] = []
-    for name in names:
+    for name in _part(arguments, list(names)):
         run = dataclasses.replace(base, target=name)
         try:
             with contextlib.closing(subject_of(run)) as subject:
-                stem, number = subject.file_name, 1 + sum(run.stem.startswith(subject.file_name) for run in runs)
+                stem = subject.file_name
+                number = 1 + sum(
+                    run.stem == stem or bool(re.fullmatch(rf"{re.escape(stem)}-[0-9]+", run.stem)) for run in runs
+                )
                 stem += f"-{number}" if number > 1 else ""
                 runs.append(dataclasses.replace(run, family=subject.family, path=subject.path, stem=stem))
         except TargetError as error:
-            raise UsageError(f"argument --target: {error}") from error
+            if not names[name]:
+                raise UsageError(f"argument --target: {error}") from error
+            print(f"{name}: not judged: {error}")
+    if not runs:
+        raise UsageError("argument --target: nothing that is named can be judged here")
     return runs
+
+
+_Named = TypeVar("_Named")
+
+
+def _part(arguments: argparse.Namespace, named: list[_Named]) -> list[_Named]:
+    """Those of ``--part``. UsageError for none."""
+    from harness.reporting.shards import ShardError, shard_of
+
+    if arguments.part is None:
+        return named
+    try:
+        mine = [named[number] for number in shard_of(arguments.part).of_these(len(named))]
+    except ShardError as error:
+        raise UsageError(f"argument --part: {error}") from error
+    if not mine:
+        raise UsageError(f"argument --part: {arguments.part} has nothing to run: {len(named)} are named")
+    return mine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,9 +14,11 @@ _GONE = 50
 
 
 def issue_markdown(records: Sequence[Mapping[str, Any]], gone: Sequence[str] = ()) -> str:
-    """Empty where all is PASS and nothing is ``gone``, targets without a report. What would make it too long is left
-    out, and counted. What a record says is in code: a name in it calls nobody, and a number links nowhere."""
-    bad = [record for record in records if record["verdict"] != "PASS"]
+    """Empty where there is no news, and nothing is ``gone``, targets without a report. No news is a PASS, what is
+    recorded of a release (KNOWN), and an engine of others on which something met no decisive step: the same every
+    night, and nobody here can mend it. What would make it too long is left out, and counted. What a record says is in
+    code: a name in it calls nobody, and a number links nowhere."""
+    bad = [record for record in records if _is_news(record)]
     if not bad and not gone:
         return ""
     parts = [f"{count(len(bad), 'report')} of {len(records):,} {'is' if len(bad) == 1 else 'are'} not PASS."]
@@ -23,6 +26,9 @@ def issue_markdown(records: Sequence[Mapping[str, Any]], gone: Sequence[str] = (
         more = f" and {len(gone) - _GONE:,} more" if len(gone) > _GONE else ""
         names = ", ".join(code(f"{name:.200}") for name in gone[:_GONE])
         parts.append(f"No report, though history knows them: {names}{more}.")
+    if quiet := Counter(record["verdict"] for record in records if record not in bad and record["verdict"] != "PASS"):
+        told = ", ".join(f"{number:,} {verdict}" for verdict, number in sorted(quiet.items()))
+        parts.append(f"Of engines of others, and no news: {told}.")
     left, room = 0, MOST - sum(map(len, parts)) - 100
     for record in bad:
         for part in (_heading(record), *map(_finding, record["findings"])):
@@ -34,6 +40,11 @@ def issue_markdown(records: Sequence[Mapping[str, Any]], gone: Sequence[str] = (
     if left:
         parts.append(f"{count(left, 'section')} more: see the reports of the run.")
     return "\n\n".join(parts) + "\n"
+
+
+def _is_news(record: Mapping[str, Any]) -> bool:
+    ours = record["target"].startswith("reference:")
+    return record["verdict"] not in ("PASS", "KNOWN", *(() if ours else ("VACUOUS",)))
 
 
 def _heading(record: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from harness.targets.device import device
+from harness.targets.mlx_lm_catalogue import FAMILIES
 from harness.targets.mlx_lm_checkpoints import Checkpoint, find, load
 from harness.targets.mlx_lm_generator import SETTINGS, GeneratorTarget
 from harness.targets.mlx_lm_models import NotInstalled, UnknownFamily, build, check_forward, variants, version
@@ -58,6 +59,11 @@ def resolve(name: str) -> tuple[MlxLmTarget, ...]:
     for target in made:
         build(named, target.variant, target.weights_seed)
     return tuple(map(_heeded, made))
+
+
+def names() -> tuple[str, ...]:
+    """Of all families of the catalogue."""
+    return tuple(f"{KIND}:{family}" for family in FAMILIES)
 
 
 def of_checkpoint(checkpoint: Checkpoint, caches: str) -> MlxLmTarget:
@@ -168,6 +174,7 @@ __all__ = [
     "find",
     "limits",
     "limits_of",
+    "names",
     "of_checkpoint",
     "resolve",
     "subject",

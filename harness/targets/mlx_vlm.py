@@ -19,6 +19,7 @@ from harness.targets import mlx_lm_caches as held
 from harness.targets.device import device
 from harness.targets.mlx_lm_free import PathOfTokens, expected_of
 from harness.targets.mlx_vlm_models import (
+    FAMILIES,
     Caches,
     NotInstalled,
     UnknownFamily,
@@ -195,6 +196,11 @@ def resolve(name: str) -> tuple[MlxVlmTarget, ...]:
     return made
 
 
+def names() -> tuple[str, ...]:
+    """Of all families of the catalogue, on every path."""
+    return tuple(f"{KIND}:{family}" + ("" if path == "text" else f"+{path}") for family in FAMILIES for path in PATHS)
+
+
 def subject(rest: str, asked: Asked) -> Subject:
     """``MODEL_TYPE``, or its path with images, ``MODEL_TYPE+images``. Raises TargetError."""
     name = f"{KIND}:{rest}"
@@ -240,4 +246,13 @@ def limits(target: MlxVlmTarget) -> tuple[str, ...]:
     return (*said, *target.family.limits)
 
 
-__all__ = ["MlxVlmTarget", "NotInstalled", "UnknownFamily", "limits", "resolve", "subject", "target_from_identity"]
+__all__ = [
+    "MlxVlmTarget",
+    "NotInstalled",
+    "UnknownFamily",
+    "limits",
+    "names",
+    "resolve",
+    "subject",
+    "target_from_identity",
+]

@@ -1,7 +1,8 @@
 """What a name of ``--target`` stands for (``reference:qwen2_vl``, ``mlx_lm:llama``, ``wire:COMMAND``), and a trace's.
 
 A kind is a module with two functions: ``subject(rest, asked)``, what the part behind the colon names, and
-``target_from_identity(data, asked)``, the target of a trace. Both raise TargetError, with one line.
+``target_from_identity(data, asked)``, the target of a trace. Both raise TargetError, with one line. Of some there is a
+list, ``names()``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ KINDS = {
     "mlx_vlm": "harness.targets.mlx_vlm",
     "wire": "harness.targets.wire",
 }
+ALL = "all"
+"""``KIND:all`` stands for all that a kind lists."""
 LIMIT = 60.0
 """Seconds that an engine in another process has for an answer, unless somebody says otherwise."""
 
@@ -69,6 +72,18 @@ def split_names(text: str) -> list[str]:
     """The names of one ``--target``: what is behind a comma is a name of its own if it begins with a kind, so that
     commands may hold commas."""
     return [name.strip() for name in re.split(rf",(?=\s*(?:{'|'.join(KINDS)}):)", text) if name.strip()]
+
+
+def listed(name: str) -> tuple[str, ...]:
+    """What ``KIND:all`` stands for: every name that the kind has in a list, whether or not the installed release can
+    make something of it; nothing for another name. TargetError for a kind without a list."""
+    kind, _, rest = name.partition(":")
+    if kind not in KINDS or rest.strip() != ALL:
+        return ()
+    names = getattr(_module(kind), "names", None)
+    if names is None:
+        raise TargetError(f"{kind} has no list of targets: {name!r:.40} stands for nothing")
+    return tuple(names())
 
 
 def resolve(name: str, asked: Asked) -> Subject:

@@ -290,6 +290,17 @@ def test_an_issue_names_what_is_not_pass_and_has_a_limit(records: dict[str, Reco
     assert "sections more: see the reports of the run." in text.splitlines()[-1]
 
 
+def test_an_issue_leaves_out_what_is_recorded_and_what_others_do_every_night(records: dict[str, Record]) -> None:
+    known = {**records["fail"], "verdict": "KNOWN", "target": "mlx_lm:known"}
+    quiet = {**records["vacuous"], "target": "mlx_lm:quiet"}
+    assert issue_markdown([known, quiet, records["pass"]]) == ""
+    news = {**records["fail"], "target": "mlx_lm:news"}
+    cut = {**records["vacuous"], "verdict": "INCONCLUSIVE", "target": "mlx_lm:cut"}
+    text = issue_markdown([known, quiet, records["pass"], news, cut])
+    assert "2 reports of 5 are not PASS." in text and "and no news: 1 KNOWN, 1 VACUOUS." in text
+    assert "mlx_lm:news" in text and "mlx_lm:cut" in text and "mlx_lm:known" not in text and "mlx_lm:quiet" not in text
+
+
 def test_a_shard_without_a_configuration_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", "--families", FAMILY, "--shard", "999/999", "--out", str(tmp_path)]) == 0
     assert "nothing was judged: no configuration is in shard 999/999\n" in capsys.readouterr().out
