@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from harness.targets.device import device
+from harness.targets.mlx_lm_caches import NO_KEYS
 from harness.targets.mlx_lm_catalogue import FAMILIES
 from harness.targets.mlx_lm_checkpoints import Checkpoint, find, load
 from harness.targets.mlx_lm_generator import SETTINGS, GeneratorTarget
@@ -28,8 +29,6 @@ from reference_models.engine import MaskPolicy
 GENERATION: dict[str, type[MlxLmTarget]] = {**dict.fromkeys(SETTINGS, GeneratorTarget), SPECULATIVE: SpeculativeTarget}
 _CACHES = f"@{LIVE_WINDOW}, @{BOUNDED}N or @{' or @'.join(GENERATION)}"
 TRIMS_ITSELF = "its chunked caches drop their own fronts, and its masks begin at their start_position, not at our keys"
-
-NO_KEYS = "no keys, recurrent states only: there is nothing to trim, and no mask"
 
 
 def _parts(rest: str) -> tuple[str, str]:
@@ -167,6 +166,7 @@ def limits_of(target: MlxLmTarget) -> tuple[str, ...]:
 
 __all__ = [
     "LIVE_WINDOW",
+    "NO_KEYS",
     "LibrarySession",
     "MlxLmTarget",
     "NotInstalled",

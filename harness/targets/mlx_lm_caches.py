@@ -15,6 +15,8 @@ from harness.rules import CacheRule
 from harness.target import CacheLengths, CacheRows
 from harness.targets.mlx_lm_quantised import read
 
+NO_KEYS = "no keys, recurrent states only: there is nothing to trim, and no mask"
+"""Why a model cannot be judged."""
 _NOTHING = np.zeros((1, 1, 0, 0), np.float32)
 
 CacheKind = Literal["dense", "rotating", "chunked", "state"]

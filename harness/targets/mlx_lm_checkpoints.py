@@ -111,11 +111,13 @@ def calls_of(model: Any) -> tuple[tuple[tuple[int, int], ...], tuple[Any, ...]]:
     """As ``Family.calls``, and the cache of every call, by a forward in which every cache says when it is written, and
     every layer when it begins.
 
-    TargetError where a call does not follow on one cache that was written for it alone: nothing tells then what it
-    reads (a layer may attend to the keys of another).
+    TargetError where no cache has keys, and where a call does not follow on one cache that was written for it alone:
+    nothing tells then what it reads (a layer may attend to the keys of another).
     """
     caches = library().make_prompt_cache(model)
     with_keys = [leaf for _, leaf in held.leaves(caches) if not held.is_state(leaf)]
+    if not with_keys:
+        raise TargetError(f"its model cannot be judged: {held.NO_KEYS}")
     written: list[tuple[int, int, int]] = []  # layer, cache, and how many attention calls came before
     with Probe().watching() as record, _begun(model.layers) as begun:
         for number, leaf in enumerate(with_keys):

@@ -319,3 +319,20 @@ def test_the_weights_are_those_of_the_folder(tmp_path: Path, shard_bytes: int) -
     seen = only(f"mlx_lm:{tmp_path / 'one'}").open(("pool",)).forward(0, (1, 2, 3))
     assert seen.logits is not None
     assert np.array_equal(seen.logits, np.array(model(mx.array([[1, 2, 3]]))[0]))
+
+
+@pytest.mark.parametrize("model_type", ["mamba", "mamba2", "rwkv7"])
+def test_a_checkpoint_of_states_alone_is_refused_for_that(
+    model_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And not because nothing tells what its attention reads: there is none."""
+    from harness.cli import main
+
+    (family,) = variants(model_type)
+    weights = dict(tree_flatten(build(model_type, family.variant, 0).parameters()))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights, metadata={"format": "mlx"})
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **family.config}))
+    sizes = ("--tokens", "64", "--max-kv-size", "32", "--prefill-chunk-size", "16", "--out", str(tmp_path / "reports"))
+    assert main(["validate", str(tmp_path), "--engine", "mlx_lm", *sizes]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("kv-harness: error: ") and "cannot be judged: no keys, recurrent states only" in said
