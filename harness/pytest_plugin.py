@@ -41,10 +41,12 @@ def add_tests(session: pytest.Session, items: list[pytest.Item], given: list[str
     if odd := [name for name in chosen if not re.fullmatch(rf"{ROOT}::[^\[]+\[.+\]", name)]:
         raise pytest.UsageError(f"not found: {odd[0]} (a test is called {ROOT}::TARGET[CONFIGURATION])")
     given = given + [name.removeprefix(f"{ROOT}::").rpartition("[")[0] for name in chosen]
-    from harness.targets.naming import split_names
+    from harness.targets.naming import MOST, split_names
 
     if not 0 <= config.getoption("--kv-seed") < 2**32:
         raise pytest.UsageError(f"--kv-seed: must lie in [0, 2**32), got {config.getoption('--kv-seed')}")
+    if not 0 < config.getoption("--kv-limit") <= MOST:
+        raise pytest.UsageError(f"--kv-limit: must lie in (0, {MOST:g}] seconds, got {config.getoption('--kv-limit')}")
     names = dict.fromkeys(name for each in given for name in split_names(each))
     if not names or not all(map(str.strip, given)):
         raise pytest.UsageError("--kv-target: names no target")
@@ -78,7 +80,8 @@ def _items(targets: Targets, config: pytest.Config, name: str) -> Iterator[pytes
     from harness.targets.naming import TargetError
 
     profile, seed = BUDGETS[config.getoption("--kv-profile")], config.getoption("--kv-seed")
-    run = Run("", "text", profile, seed, "live", Path(config.getoption("--kv-out")), target=name)
+    policy, limit = config.getoption("--kv-policy"), config.getoption("--kv-limit")
+    run = Run("", "text", profile, seed, policy, Path(config.getoption("--kv-out")), target=name, limit=limit)
     try:
         subject = subject_of(run)
     except TargetError as error:
@@ -96,7 +99,7 @@ def _items(targets: Targets, config: pytest.Config, name: str) -> Iterator[pytes
             share=share,
         )
     others = [target.counterpart() for target in subject.targets]
-    if all(other is not None for other in others):
+    if policy == "live" and all(other is not None for other in others):
         yield Control.from_parent(targets, name=f"{name}[planted bug]", verified=name, run=run, targets=others)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from harness.campaign import FoundBug
 from harness.findings import Verdict
@@ -65,6 +65,8 @@ def verify(
     seed: int = 0,
     programs: int | None = None,
     out: Path | str = "reports",
+    policy: Literal["live", "offset"] = "live",
+    limit: float = naming.LIMIT,
 ) -> Report:
     """Draw programs and judge every property that can judge the target; then look for the planted bug in its
     counterpart, if it has one.
@@ -72,8 +74,11 @@ def verify(
     ``target``: a name as ``kv-harness run --target`` takes it, or an object with the interface of
     ``harness.target.Target``, or several configurations of one. ``programs``: instead of the profile's number.
     Findings are written into ``out``/findings, for ``kv-harness replay``; nothing is written if there is none.
+    ``policy``: where the masks of a target that is named take their width from (``offset`` is the historic bug);
+    ``limit``: seconds that an engine in another process has for an answer, five times that for its start. An object has
+    its own of both.
 
-    ValueError: no such target, profile or number of programs. KeyboardInterrupt after Ctrl-C.
+    ValueError: no such target, profile, policy or number of programs. KeyboardInterrupt after Ctrl-C.
     """
     if profile not in PROFILES:
         raise ValueError(f"a profile is one of {', '.join(PROFILES)}, not {profile!r:.60}")
@@ -81,10 +86,17 @@ def verify(
         raise ValueError(f"a seed must be a whole number in [0, 2**32), got {seed!r:.40}")
     if programs is not None and programs < 1:
         raise ValueError(f"programs must be at least 1, got {programs}")
+    if policy not in ("live", "offset"):
+        raise ValueError(f"a policy is live or offset, not {policy!r:.40}")
+    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit <= naming.MOST:
+        raise ValueError(f"a limit must lie in (0, {naming.MOST:g}] seconds, got {limit!r:.40}")
+    if not isinstance(target, str) and (policy, limit) != ("live", naming.LIMIT):
+        raise ValueError("policy and limit are of a target that is named; an object has its own")
     chosen = PROFILES[profile]
     if programs is not None:
         chosen = dataclasses.replace(chosen, programs=programs, asked=True)
-    run = Run("", "text", chosen, seed, "live", Path(out), target=target if isinstance(target, str) else None)
+    name = target if isinstance(target, str) else None
+    run = Run("", "text", chosen, seed, policy, Path(out), target=name, limit=limit)
     with closing(subject_of(run) if isinstance(target, str) else _subject(target)) as subject:
         run = dataclasses.replace(run, family=subject.family, path=subject.path, stem=subject.file_name)
         result, control = judged(run, subject.targets, lambda _: check())

@@ -156,7 +156,23 @@ def test_a_target_that_does_not_exist_is_one_line(tmp_path: Path, target: str, t
     assert len(errors) == 1 and told in errors[0]
 
 
-@pytest.mark.parametrize("arguments", [("--kv-target", ""), ("--kv-target", RIGHT, "--kv-seed", "-1")])
+def test_a_policy_and_a_limit_are_those_of_kv_harness_run(tmp_path: Path) -> None:
+    """On the historic bug no test is left that plants it; a replay waits as long."""
+    done = in_a_project(tmp_path, *smoke(RIGHT, "--kv-policy", "offset"))
+    assert done.returncode == 1 and "collected 1 item" in done.stdout
+    assert "FAIL  mask_key_axis_equals_live_keys" in done.stdout and "@offset-mask" in done.stdout
+    done = in_a_project(tmp_path, *smoke(ABORTS, "--kv-limit", "33"))
+    assert done.returncode == 1 and "--run-command --limit 33" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--kv-target", ""),
+        ("--kv-target", RIGHT, "--kv-seed", "-1"),
+        ("--kv-target", RIGHT, "--kv-limit", "0"),
+    ],
+)
 def test_what_would_verify_nothing_is_refused(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     done = in_a_project(tmp_path, *arguments, tests="def test_theirs(): pass\n")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR and "ERROR: --kv-" in done.stderr + done.stdout

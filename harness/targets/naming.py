@@ -27,6 +27,8 @@ ALL = "all"
 """``KIND:all`` stands for all that a kind lists."""
 LIMIT = 60.0
 """Seconds that an engine in another process has for an answer, unless somebody says otherwise."""
+MOST = 86_400.0
+"""And at most."""
 
 
 class TargetError(ValueError):

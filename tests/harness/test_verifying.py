@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -67,3 +69,33 @@ def test_what_cannot_be_verified(tmp_path: Path) -> None:
         verify([])
     with pytest.raises(TargetError, match="qwen9"):
         verify("reference:qwen9")
+
+
+def test_a_policy_and_a_limit_are_those_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The historic bug is found in the target itself, and what is printed does it again."""
+    report = verify("reference:nemotron_nas:plain:rows", "smoke", policy="offset", out=tmp_path)
+    assert report.verdict is Verdict.FAIL and report.record["policy"] == "offset"
+    assert "mask_key_axis_equals_live_keys" in {bug.finding.property_id for bug in report.found}
+    assert "--policy offset" in report.record["command"] and report.record["control"] is None
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # the worker finds the package
+    toy = f"wire:{sys.executable} -m harness.wire.examples.toy"
+    report = verify(toy, "smoke", programs=4, limit=44, out=tmp_path)
+    assert report.record["command"].endswith("--limit 44 --profile smoke --seed 0 --policy live --programs 4")
+    with pytest.raises(ValueError, match="the engine has the mask policy live alone"):
+        verify(toy, policy="offset")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        pytest.param({"policy": "library"}, "a policy is live or offset", id="policy"),
+        pytest.param({"limit": 0}, "a limit must lie in", id="limit-0"),
+        pytest.param({"limit": float("nan")}, "a limit must lie in", id="limit-nan"),
+        pytest.param({"limit": "60"}, "a limit must lie in", id="limit-text"),
+    ],
+)
+def test_a_policy_or_limit_that_is_none(options: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        verify("reference:nemotron_nas:plain:rows", **options)
+    with pytest.raises(ValueError, match="an object has its own"):
+        verify(FakeTarget(), policy="offset")

@@ -42,6 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--kv-profile", choices=PROFILES, default="quick", help="budget (default: quick)")
     group.addoption("--kv-seed", type=int, default=0, metavar="N", help="default: 0")
+    group.addoption("--kv-policy", choices=("live", "offset"), default="live", help="as `kv-harness run --policy`")
+    group.addoption("--kv-limit", type=float, default=60.0, metavar="SECONDS", help="as `kv-harness run --limit`")
     group.addoption("--kv-out", default="reports", metavar="DIR", help="traces of findings go to DIR/findings")
 
 
