@@ -193,3 +193,13 @@ def test_what_nobody_was_left_to_remove_the_next_harness_removes(toy: str, gone:
     target = wire(toy)
     assert not leaked.exists() and len(list(temporary.iterdir())) == 1  # of the new worker
     target.engine.stop()
+
+
+def test_a_worker_that_starts_slowly_is_asked_again_all_the_same(tmp_path: Path) -> None:
+    """What was found by one that had started in time came back from none: the start alone exceeded the limit."""
+    command = f"{sys.executable} {Path(__file__).parent / 'sometimes.py'} {tmp_path / 'once'} slow"
+    (target,) = resolve(f"wire:{command}", Asked(limit=1.5)).targets
+    result = run_campaign("wire", [target], properties.ALL, PROFILES["smoke"], 0, first_only=True)
+    (bug,) = result.found
+    assert (bug.finding.property_id, bug.reproducible) == ("positions_are_absolute", True)
+    target.renew()
