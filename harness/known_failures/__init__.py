@@ -32,11 +32,12 @@ class Found:
 @dataclass(frozen=True)
 class KnownFailure:
     """``id``: name of both files; ``library``: package; ``families``: model types of its targets; ``fails``: the
-    property that does, and then its ``message``, a regular expression, where that tells it from others; ``caches``: how
-    begins what stands behind the @ of targets that show it, ``operations``: one of these is in every program that does
-    (codes; both empty where any may); ``versions``: releases in which the bug was seen; ``program``: the shrunk program
-    that shows it; ``upstream``: a public report, "" if none is known; ``evidence``: what was looked at, and why it is a
-    bug."""
+    property that does, and then its ``message``, a regular expression, where that tells it from others; ``also``:
+    properties that it was seen to break by what follows from it, under the same conditions but for the message, which
+    is of ``fails``; ``caches``: how begins what stands behind the @ of targets that show it, ``operations``: one of
+    these is in every program that does (codes; both empty where any may); ``versions``: releases in which the bug was
+    seen; ``program``: the shrunk program that shows it; ``upstream``: a public report, "" if none is known;
+    ``evidence``: what was looked at, and why it is a bug."""
 
     id: str
     title: str
@@ -50,10 +51,11 @@ class KnownFailure:
     caches: str = ""
     operations: tuple[str, ...] = ()
     message: str = ""
+    also: tuple[str, ...] = ()
 
     def matches(self, found: Found) -> str | None:
         """By what a finding is taken for this bug, in words; None where it is another one, for all that is recorded."""
-        if self.fails != found.property_id or found.family not in self.families:
+        if found.property_id not in (self.fails, *self.also) or found.family not in self.families:
             return None
         if self.library != found.library or found.version not in self.versions:
             return None
@@ -61,12 +63,13 @@ class KnownFailure:
             return None
         if self.operations and not set(self.operations) & set(found.operations):
             return None
-        if self.message and re.search(self.message, found.message) is None:
+        follows = found.property_id != self.fails
+        if self.message and not follows and re.search(self.message, found.message) is None:
             return None
-        told = ["property", "family", f"{self.library} {found.version}"]
+        told = ["what follows from it" if follows else "property", "family", f"{self.library} {found.version}"]
         told += [f"caches @{self.caches}"] if self.caches else []
         told += [f"operation {' or '.join(self.operations)}"] if self.operations else []
-        return ", ".join(told + ["message"] * bool(self.message))
+        return ", ".join(told + ["message"] * bool(self.message and not follows))
 
     @property
     def reproduction(self) -> Path:
@@ -82,7 +85,7 @@ def known_failures() -> tuple[KnownFailure, ...]:
 def record_of(found: Found) -> tuple[KnownFailure, str] | None:
     """The record that a finding matches, the one that says most of those that do, and by what; None where none does."""
     matching = [(each, told) for each in _all() if (told := each.matches(found)) is not None]
-    return max(matching, key=lambda pair: len(pair[1]), default=None)
+    return max(matching, key=lambda pair: (pair[0].fails == found.property_id, len(pair[1])), default=None)
 
 
 @functools.cache
@@ -93,10 +96,10 @@ def _all() -> tuple[KnownFailure, ...]:
 def _read(path: Path) -> KnownFailure:
     data = tomllib.loads(path.read_text())
     names = {field.name for field in fields(KnownFailure)} - {"id"}
-    optional = {"caches", "operations", "message"}
+    optional = {"caches", "operations", "message", "also"}
     if odd := sorted((names - optional - set(data)) | (set(data) - names)):
         raise ValueError(f"{path.name}: the field {odd[0]} is {'missing' if odd[0] in names else 'unknown'}")
-    lists = {name: tuple(data.get(name, ())) for name in ("families", "versions", "operations")}
+    lists = {name: tuple(data.get(name, ())) for name in ("families", "versions", "operations", "also")}
     try:
         re.compile(data.get("message", ""))
     except re.error as error:

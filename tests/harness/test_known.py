@@ -70,6 +70,25 @@ def test_another_one_is_not(other: dict[str, Any]) -> None:
     assert known.known_of(bug(**other)) is None
 
 
+@pytest.mark.parametrize(
+    ("given", "matched"),
+    [
+        pytest.param({}, "what follows from it, family, mlx-lm 0.32.2, operation batch", id="follows"),
+        pytest.param(
+            {"fails": "batch_rows_equal_solo_runs"}, "property, family, mlx-lm 0.32.2, operation batch", id="itself"
+        ),
+        pytest.param({"operations": (Prefill(1), Prefill(1, 1))}, None, id="no-batch"),
+        pytest.param({"fails": "positions_are_absolute"}, None, id="another-property"),
+        pytest.param({"family": "llama"}, None, id="another-family"),
+    ],
+)
+def test_what_follows_from_a_recorded_bug_is_that_bug(given: dict[str, Any], matched: str | None) -> None:
+    found = known.known_of(bug(**{"message": "x", "fails": "chunks_equal_one_shot", "family": "baichuan_m1"} | given))
+    assert (None if found is None else (found["id"], found["matched"])) == (
+        None if matched is None else ("baichuan_m1_ragged_batch", matched)
+    )
+
+
 def test_nor_one_of_a_release_that_no_record_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known, "installed", lambda _: "0.99.0")
     assert known.known_of(bug()) is None

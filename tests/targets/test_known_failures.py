@@ -31,6 +31,8 @@ def test_there_are_some() -> None:
 def test_a_record_is_whole(failure: records.KnownFailure) -> None:
     assert failure.fails in BY_ID
     assert failure.title and failure.program and failure.evidence.strip() and failure.versions and failure.families
+    assert set(failure.also) <= set(BY_ID) - {failure.fails} and len(set(failure.also)) == len(failure.also)
+    assert failure.operations or failure.caches or not failure.also  # or it would excuse whatever that property finds
     assert failure.upstream == "" or failure.upstream.startswith("https://")
     source = failure.reproduction.read_text()
     imports = {
