@@ -142,10 +142,10 @@ def run_campaign(
     if numbers is None:
         numbers = range(len(targets))
 
-    def keep(target: Target, finding: Finding) -> None:
+    def keep(target: Target, finding: Finding, most: int = attempts) -> None:
         muted.add(finding.property_id)  # also when interrupted: what was found is not lost
         try:
-            smaller, again = reduce_finding(target, finding, tuple(properties), attempts)
+            smaller, again = reduce_finding(target, finding, tuple(properties), most)
         except KeyboardInterrupt:
             smaller, again, result.partial = finding, True, True  # not tried: a replay may
         after, clock = watcher.first_violation[finding.property_id]
@@ -178,7 +178,7 @@ def run_campaign(
         # A search that came to another finding behind it reports that one; what no later search met again is one, too.
         for finding in [] if first_only else list(watcher.of.values()):
             if finding.property_id not in muted:
-                keep(target, finding)
+                keep(target, finding, 0 if result.partial else attempts)
         if result.partial or (first_only and result.found):
             break
     if not result.partial and not first_only:

@@ -46,9 +46,7 @@ from harness.operations import (
 from harness.target import Target
 
 ATTEMPTS = 400  # programs tried at most; a shrunk program rarely needs fifty
-STARTS = (
-    2  # targets made new, where the first ends a program before it shows anything: an engine may hang, or be killed
-)
+STARTS = 2  # targets made new, where the first ends a program too early: an engine may hang once, or be killed
 
 
 def reduce_finding(
