@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,11 @@ from harness.cli import main
 Synth = Callable[..., Path]
 SMALL = ("--max-kv-size", "16", "--prefill-chunk-size", "8", "--tokens", "40", "--decode", "2")
 """Decisive from the fourth chunk on, and cheap."""
+ROOT = Path(__file__).parents[2]
+needs_mlx_lm = pytest.mark.skipif(
+    find_spec("mlx_lm") is None,
+    reason="mlx-lm is not installed: pip install 'mlx-kv-harness[mlx-lm]'",
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,11 @@ Validate = Callable[..., Validated]
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KV_HARNESS_CACHE", str(tmp_path / "digest-cache"))
+
+
+@pytest.fixture(autouse=True)
+def _from_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # workers find the package
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +19,11 @@ from harness.reporting.checkpoint import load_checkpoint_schema
 from harness.validation import measuring
 from harness.validation.verdict import shows
 from properties import ALL, BY_ID
-from tests.validation.conftest import Synth, Validate
+from tests.validation.conftest import Synth, Validate, needs_mlx_lm
 
-ROOT = Path(__file__).parents[2]
 VALIDATOR = jsonschema.Draft202012Validator(load_checkpoint_schema())
 CAUGHT = "the offset mask policy is caught on the same plan"
 MASK = "mask_key_axis_equals_live_keys"
-needs_mlx_lm = pytest.mark.skipif(
-    find_spec("mlx_lm") is None,
-    reason="mlx-lm is not installed: pip install 'mlx-kv-harness[mlx-lm]'",
-)
-
-
-@pytest.fixture(autouse=True)
-def _from_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # workers find the package
 
 
 def test_the_report_of_an_offset_mask_holds_what_replays_it(

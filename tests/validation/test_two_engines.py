@@ -7,7 +7,6 @@ import dataclasses
 import json
 import shutil
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,24 +29,14 @@ from harness.validation.plan import Asked, make_plan
 from harness.validation.record import Validation
 from harness.validation.run import estimate
 from harness.validation.sides import sides_of
-from tests.validation.conftest import Synth, Validate
+from tests.validation.conftest import Synth, Validate, needs_mlx_lm
 
-ROOT = Path(__file__).parents[2]
 VALIDATOR = jsonschema.Draft202012Validator(load_checkpoint_schema())
 CAUGHT = "the offset mask policy is caught on the same plan"
 BYTES = "untrimmed logits are those of the before side, byte for byte"
 GREEDY = "greedy tokens are those of the before side, where both are decided"
 REPEATS = "the before side repeats itself: same_program_same_bytes"
 TOY = f"wire:{sys.executable} -m harness.wire.examples.toy"
-needs_mlx_lm = pytest.mark.skipif(
-    find_spec("mlx_lm") is None,
-    reason="mlx-lm is not installed: pip install 'mlx-kv-harness[mlx-lm]'",
-)
-
-
-@pytest.fixture(autouse=True)
-def _from_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # workers find the package
 
 
 def _served(folder: Path) -> str:
