@@ -75,7 +75,7 @@ def _jobs(text: str) -> int:
         from harness.workers import processors
 
         return processors()
-    if not text.isdecimal() or not 1 <= int(text) <= MOST_JOBS:
+    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text) <= MOST_JOBS:
         raise argparse.ArgumentTypeError(f"must be auto or lie in [1, {MOST_JOBS}], got {text!r:.40}")
     return int(text)
 

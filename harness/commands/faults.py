@@ -50,14 +50,14 @@ def _faults(arguments: argparse.Namespace) -> int:
         raise UsageError(f"argument --seeds: must lie in [1, 1000], got {arguments.seeds}")
     if not 0 <= arguments.seed < 2**32:
         raise UsageError(f"argument --seed: must lie in [0, 2^32), got {arguments.seed}")
-    if arguments.list:
-        for fault in ALL_FAULTS:
-            print(f"{fault.id}   [{fault.layer}; {fault.breaks}]\n    {fault.summary}")
-            print(f"    {'modelled on ' + fault.source if fault.source else OURS}")
-        return 0
     families = _chosen("--families", arguments.families, list(reference.FAMILIES))
     by_id = {fault.id: fault for fault in ALL_FAULTS}
     faults = [by_id[name] for name in _chosen("--only", arguments.only, list(by_id))]
+    if arguments.list:
+        for fault in faults:
+            print(f"{fault.id}   [{fault.layer}; {fault.breaks}]\n    {fault.summary}")
+            print(f"    {'modelled on ' + fault.source if fault.source else OURS}")
+        return 0
     folder = arguments.out / "faults"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -42,7 +42,7 @@ def explanation(trace: Trace, sentences: dict[str, str], replay: str) -> str:
     try:
         lines = [*_found(trace, sentences), "", *_walk(trace), "", f"Run it again: {replay}"]
         return "\n".join(map(plain, lines))
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, ArithmeticError) as error:
         raise TraceError(f"its steps cannot be read ({type(error).__name__}: {error})") from error
 
 

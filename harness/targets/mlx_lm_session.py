@@ -222,10 +222,12 @@ class LibrarySession:
         padding = [max(lengths) - length for length in lengths]
         ids = mx.array([[*row, *(0,) * pad] for row, pad in zip(tokens, padding, strict=True)])
         leaves = [leaf for _, leaf in held.leaves(self._batch)]
-        before = [[] if held.is_state(leaf) else [max(0, n) for n in leaf.offset.tolist()] for leaf in leaves]
-        if any(padding):
-            for cache in self._batch:
+        try:
+            before = [[] if held.is_state(leaf) else [max(0, n) for n in leaf.offset.tolist()] for leaf in leaves]
+            for cache in self._batch if any(padding) else ():
                 cache.prepare(lengths=lengths, right_padding=padding)
+        except Exception as failure:
+            return tuple(ForwardObservation(tuple(row), None, error=_words(failure)) for row in tokens)
         logits, record, seconds, error = self._watched(ids, self._batch)
         calls = [
             in_order(call, leaves[at], before[at], max(lengths))

@@ -126,8 +126,12 @@ class ReferenceSession:
         caches, lengths = self._pool.batch_caches, [len(row) for row in tokens]
         longest = max(lengths)
         ids = mx.array([[*row, *(0,) * (longest - len(row))] for row in tokens], dtype=mx.int32)
-        for cache in caches if min(lengths) < longest else ():
-            cache.prepare(lengths)
+        try:
+            for cache in caches if min(lengths) < longest else ():
+                cache.prepare(lengths)
+        except Exception as failure:  # as in a forward
+            why = f"{type(failure).__name__}: {failure}"
+            return tuple(ForwardObservation(tuple(row), None, error=why) for row in tokens)
         prompts = [self._prompts[self._ids.index(seq)] for seq in self._pool.rows]
         read: dict[str, Any] = {"prompt": prompts} if any(prompts) else {}
         with given_to(_quantised(caches)) as given:
@@ -141,11 +145,14 @@ class ReferenceSession:
         return self._removal(lambda: self._pool.trim_front(self._ids[sequence], n, keep).removed)
 
     def rollback(self, sequence: int, n: int) -> RemovalObservation:
-        seen = self._removal(lambda: self._pool.rollback(self._ids[sequence], n).removed)
-        prompt, offset = self._prompts[sequence], self._pool.lengths_of(self._ids[sequence])[0][0]
-        if any(seen.removed) and prompt is not None and offset < prompt.length:
-            self._prompts[sequence] = prompt.cut(offset) if offset else None
-        return seen
+        def act() -> Sequence[int]:
+            removed = self._pool.rollback(self._ids[sequence], n).removed
+            prompt, offset = self._prompts[sequence], self._pool.lengths_of(self._ids[sequence])[0][0]
+            if any(removed) and prompt is not None and offset < prompt.length:
+                self._prompts[sequence] = prompt.cut(offset) if offset else None
+            return removed
+
+        return self._removal(act)
 
     def enforce(self, rule: EnforceMaxKvSize) -> RemovalObservation:
         sequence = self._ids[rule.sequence]

@@ -177,6 +177,9 @@ def test_replay_of_what_is_no_trace(content: str | None, capsys: pytest.CaptureF
         (["run", "--jobs", "-1"], "--jobs"),
         (["run", "--jobs", "all"], "got 'all'"),
         (["faults", "--jobs", "513"], "must be auto or lie in"),
+        (["faults", "--jobs", "\u0663"], "must be auto or lie in"),
+        (["faults", "--list", "--families", "zzz"], "argument --families: unknown 'zzz'"),
+        (["faults", "--list", "--only", "zzz"], "argument --only: unknown 'zzz'"),
     ],
 )
 def test_arguments_that_mean_nothing(

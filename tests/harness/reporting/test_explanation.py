@@ -170,3 +170,15 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     file.write_text(json.dumps({"format": "x"}))
     assert cli.main(["explain", str(file)]) == cli.main(["explain", str(tmp_path / "none.json")]) == 2
     assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_a_number_that_is_none_of_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = record(execute(FakeTarget(), Program((Prefill(2),))), None, {})
+    steps = json.loads(json.dumps(whole.steps))
+    steps[0]["after"]["held"] = [[0, 10**400]]
+    file = tmp_path / "odd.json"
+    file.write_text(dataclasses.replace(whole, steps=tuple(steps)).to_text())
+    for more in ([], ["--html", str(tmp_path / "odd.html")]):
+        assert cli.main(["explain", str(file), *more]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.startswith(f"kv-harness: error: {file}: ") and err.count("\n") == 1
