@@ -88,10 +88,11 @@ def test_a_name_can_be_given_back(tmp_path: Path, more: tuple[str, ...]) -> None
     assert "1 passed" in done.stdout and said in done.stdout
 
 
-def test_a_name_and_a_file_of_the_project_can_be_asked_for_together(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [(), ("-n", "2"), ("--kv-target", RIGHT)])
+def test_a_name_and_a_file_of_the_project_can_be_asked_for_together(tmp_path: Path, more: tuple[str, ...]) -> None:
     name = f"kv-harness::{RIGHT}[planted bug]"
     theirs = "def test_theirs(): assert 0\n"
-    both = in_a_project(tmp_path, "--kv-profile", "smoke", "-n", "2", name, "test_theirs.py", tests=theirs)
+    both = in_a_project(tmp_path, "--kv-profile", "smoke", *more, name, "test_theirs.py", tests=theirs)
     assert both.returncode == 1 and "1 failed, 1 passed" in both.stdout
 
 
