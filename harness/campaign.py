@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -125,11 +125,12 @@ def run_campaign(
 
     The share is not left to the draw: Hypothesis likes to vary what it has just seen, and would leave some targets
     out.  After a finding its property is muted and the target gets another search, so that every property gets a
-    verdict of its own however many bugs there are.  While nothing is found, a target on which some property met no
-    decisive step gets a few more (``profile.patience``) before that counts as VACUOUS.  ``first_only`` stops at the
-    first finding (a control needs no more).  ``shares``: programs on each target, and ``numbers`` of the targets, by
-    which programs are drawn: where these are not all that a run would judge.  ``attempts``: smaller programs that are
-    tried for each finding.  Ctrl-C ends the campaign and keeps what was measured (``partial``).
+    verdict of its own however many bugs there are.  On every target programs that are far from small
+    (``profile.far``) come behind, in proportion to its share.  While nothing is found, a target on which some
+    property met no decisive step gets a few more (``profile.patience``) before that counts as VACUOUS.  ``first_only``
+    stops at the first finding (a control needs no more).  ``shares``: programs on each target, and ``numbers`` of the
+    targets, by which programs are drawn: where these are not all that a run would judge.  ``attempts``: smaller
+    programs that are tried for each finding.  Ctrl-C ends the campaign and keeps what was measured (``partial``).
     """
     if not targets:
         raise ValueError(f"the campaign {name!r} has no target to run on")
@@ -152,16 +153,17 @@ def run_campaign(
         found = dataclasses.replace(smaller, reproducible=again)
         result.found.append(FoundBug(found, target, again, after, clock - started))
 
-    for number, target, programs in zip(numbers, targets, shares, strict=True):
-        share = dataclasses.replace(profile, programs=programs)
-        patience = profile.patience
+    for number, target, share, far in _searches(numbers, targets, shares, profile):
+        patience = 0 if far else profile.patience
         search = 0
         watcher.of.clear()
         while not result.partial:
             watcher.seen = None
-            machine = make_machine(f"Cache_{name}_{number}", target, properties, watcher, muted, Turns(profile.every))
+            named, turns = f"{'Far' if far else 'Cache'}_{name}_{number}", Turns(1 if far else profile.every)
+            machine = make_machine(named, target, properties, watcher, muted, turns, far=far)
+            own = derive_seed(base_seed, name, number, search, *(["far"] if far else []))
             try:
-                _search(seed(derive_seed(base_seed, name, number, search))(machine), share, database)
+                _search(seed(own)(machine), share, database)
                 watcher.check()
             except KeyboardInterrupt:
                 result.partial = True
@@ -194,8 +196,26 @@ def run_campaign(
 
 
 def shares_of(targets: Sequence[Target], profile: Profile) -> tuple[int, ...]:
-    """Programs on each of these targets when a run judges all of them, before anything is found."""
-    return profile.shares([_kind(target) for target in targets])
+    """Programs on each of these targets when a run judges all of them, before anything is found, and beside those that
+    are far from small; 0 for a target that is judged by these alone."""
+    shares = iter(profile.shares([_kind(target) for target in targets if not is_far(target)]))
+    return tuple(0 if is_far(target) else next(shares) for target in targets)
+
+
+def is_far(target: Target) -> bool:
+    """Is it for programs that are far from small alone? Such a target says so itself."""
+    return bool(getattr(target, "far", False))
+
+
+def _searches(
+    numbers: Sequence[int], targets: Sequence[Target], shares: Sequence[int], profile: Profile
+) -> Iterator[tuple[int, Target, Profile, bool]]:
+    """Every target's number, what it is to be searched with, and whether programs are far from small: those come
+    second, because they cost most."""
+    for number, target, share in zip(numbers, targets, shares, strict=True):
+        for far in (False, True):
+            if programs := profile.far_of(share) if far else share:
+                yield number, target, dataclasses.replace(profile, programs=programs), far
 
 
 def _kind(target: Target) -> str:
@@ -271,6 +291,10 @@ def _result(prop: Property, targets: Sequence[Target], result: CampaignResult) -
         missing = {str(capability) for target in targets for capability in prop.needs - target.capabilities}
         reason = f"the target lacks: {', '.join(sorted(missing))}"
         return PropertyResult(prop.id, Verdict.NOT_APPLICABLE, tally, reason)
+    if any(not is_far(target) for target in able):  # of few programs not every property meets something decisive
+        able = [target for target in able if not is_far(target)]
+    elif not tally.decisive_steps:
+        return PropertyResult(prop.id, Verdict.NOT_APPLICABLE, tally, "of few, large programs none was decisive")
     never = {words for target in able if (words := prop.never_decisive(target)) is not None}
     able = [target for target in able if prop.never_decisive(target) is None]
     if not able:

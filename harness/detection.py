@@ -61,7 +61,7 @@ def runs_of(fault: Fault, families: Sequence[str]) -> list[tuple[str, Path]]:
         for family in families
         for path in reference.paths(family)
         if (path == "images" or fault not in IMAGE_FAULTS)
-        and any(map(fault.shown_on, reference.targets(family, path=path)))
+        and any(map(fault.shown_on, reference.targets(family, path=path, far=True)))
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from harness.far_machine import FarImageMachine, FarMachine, FarServingMachine
 from harness.image_machine import ImageMachine
 from harness.judge import Listener
 from harness.judging import Property
@@ -21,11 +22,12 @@ def make_machine(
     listener: Listener | None = None,
     muted: Collection[str] = (),
     turns: Turns | None = None,
+    far: bool = False,
 ) -> type[ProgramMachine]:
     """A machine class with a name of its own.
 
     Hypothesis derives random choices and database keys from the class: classes made under one name would give every
-    family the same programs and one shared database entry.
+    family the same programs and one shared database entry.  ``far``: its programs are far from small.
     """
     body: dict[str, Any] = {
         "target": target,
@@ -34,7 +36,9 @@ def make_machine(
         "muted": frozenset(muted),
         "turns": turns,
     }
-    base = ProgramMachine if target.images is None else ImageMachine
+    base: type[ProgramMachine] = FarMachine if far else ProgramMachine
     if Capability.UNPADDED in target.capabilities:
-        base = ServingMachine
+        base = FarServingMachine if far else ServingMachine
+    elif target.images is not None:
+        base = FarImageMachine if far else ImageMachine
     return type(name, (base,), body)

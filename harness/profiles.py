@@ -21,6 +21,8 @@ class Profile:
     we do not.  ``least``: programs per configuration, however many there are.  ``of_a_kind``: per kind of caches,
     however few configurations have it.  ``patience``: further searches on a configuration on which some property has
     met no decisive step.  ``configurations``: how many are drawn per family, beside those that are built in.
+    ``far``: for so many of its programs a configuration gets one more that is far from small
+    (``harness.far_machine``); none if 0.
     ``every``: properties that run programs again do so with every how manieth (see ``harness.turns``).  ``asked``: the
     number of programs is not that of the profile of this name."""
 
@@ -33,6 +35,7 @@ class Profile:
     of_a_kind: int = 0
     patience: int = 5
     configurations: int = 0
+    far: int = 0
     every: int = 4
     asked: bool = False
 
@@ -41,6 +44,12 @@ class Profile:
         alike = Counter(kinds)
         equal = max(self.least, -(-self.programs // max(1, len(kinds))))
         return tuple(max(equal, -(-self.of_a_kind // alike[kind])) for kind in kinds)
+
+    def far_of(self, share: int) -> int:
+        """Programs that are far from small on a configuration with this share of the others. One that has none of the
+        others is there for those alone, and gets twice what a kind of caches gets. And one more, because Hypothesis
+        begins with the simplest of all."""
+        return 1 - (-(share or 2 * self.of_a_kind) // self.far) if self.far else 0
 
     def settings(self, database: Path | None = None) -> settings:
         """Hypothesis settings, every one of them set.
@@ -79,8 +88,8 @@ PROFILES: dict[str, Profile] = {
         Profile(
             "smoke", programs=24, operations=6, shrink=False, least=2, patience=0, configurations=1
         ),  # does it run at all?
-        Profile("quick", programs=104, operations=6, shrink=False, least=6, of_a_kind=20, configurations=2),
-        Profile("ci", programs=400, operations=8, of_a_kind=120, configurations=4),
-        Profile("nightly", programs=5000, operations=12, of_a_kind=400, remember=True, configurations=12),
+        Profile("quick", programs=104, operations=6, shrink=False, least=6, of_a_kind=20, configurations=2, far=10),
+        Profile("ci", programs=400, operations=8, of_a_kind=120, configurations=4, far=10),
+        Profile("nightly", programs=5000, operations=12, of_a_kind=400, remember=True, configurations=12, far=10),
     )
 }

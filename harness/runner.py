@@ -184,7 +184,7 @@ def measure(run: Run) -> dict[str, Any] | None:
                 f"{len(subject.targets)} configurations get {profile.least} each, a kind of caches {profile.of_a_kind}"
             )
             print(f"{run.name}: {programs} programs, not {profile.programs}: {least} at least", file=sys.stderr)
-        with progress(run.name, sum(shares[number] for number in mine)) as advance:
+        with progress(run.name, sum(shares[number] + profile.far_of(shares[number]) for number in mine)) as advance:
             result, control = judged(run, subject.targets, advance)
         with INTERRUPTS.deferred():
             return _write(run, subject, result, control)
@@ -193,7 +193,9 @@ def measure(run: Run) -> dict[str, Any] | None:
 def subject_of(run: Run) -> naming.Subject:
     """What the run judges. TargetError where there is no such thing."""
     name = run.target or f"{reference.KIND}:{run.family}" + ("" if run.path == "text" else f"+{run.path}")
-    return naming.resolve(name, naming.Asked(run.policy, run.seed, run.profile.configurations, run.limit))
+    profile = run.profile
+    asked = naming.Asked(run.policy, run.seed, profile.configurations, run.limit, far=bool(profile.far))
+    return naming.resolve(name, asked)
 
 
 def family_targets(

@@ -32,7 +32,7 @@ RETOLD = {"rollback_equals_never_speculated", "chunks_equal_one_shot", "batch_ro
 
 def shown_on(fault: Fault, family: str, path: Path = "text") -> list[ReferenceTarget]:
     """The configurations of a family on which a fault can be seen at all."""
-    return [target for target in targets(family, path=path) if fault.shown_on(target)]
+    return [target for target in targets(family, path=path, far=True) if fault.shown_on(target)]
 
 
 def families_of(fault: Fault) -> list[tuple[str, Path]]:

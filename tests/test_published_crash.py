@@ -12,7 +12,8 @@ from harness.execution import execute
 from harness.findings import FindingError
 from harness.judge import judge_program
 from harness.operations import Chunk, EnforceMaxKvSize, Operation, Prefill, Program, TrimFront
-from harness.targets.reference import FAMILIES, STORAGES, ReferenceTarget, targets
+from harness.targets.reference import FAMILIES, ReferenceTarget, targets
+from harness.targets.reference_caches import STORAGES
 from reference_models.engine import CachePool, KVCache, Scheduler, masks
 from reference_models.registry import Variant
 

@@ -10,6 +10,7 @@ from harness.faults import (
     blocks,
     copies,
     deep,
+    far,
     image_outputs,
     images,
     kernels,
@@ -49,6 +50,7 @@ FAULTS: tuple[Fault, ...] = (
     + outputs.FAULTS
     + one_path.FAULTS
     + numbers.FAULTS
+    + far.FAULTS
 )
 IMAGE_FAULTS: tuple[Fault, ...] = (
     images.IMAGE_FAULTS + copies.IMAGE_FAULTS + batch_models.IMAGE_FAULTS + purity.IMAGE_FAULTS + image_outputs.FAULTS

@@ -85,6 +85,7 @@ def family_record(
             "least": result.profile.least,
             "of_a_kind": result.profile.of_a_kind,
             "patience": result.profile.patience,
+            "far": result.profile.far,
             "configurations": result.profile.configurations,
             "remember": result.profile.remember,
         },

@@ -38,13 +38,15 @@ class TargetError(ValueError):
 @dataclass(frozen=True)
 class Asked:
     """How a run wants its targets. ``configurations``: how many are drawn from ``seed``, by kinds that can;
-    ``limit``: seconds for an answer of another process; ``run_command``: a command that a trace names may be run."""
+    ``limit``: seconds for an answer of another process; ``run_command``: a command that a trace names may be run;
+    ``far``: also those that only programs far from small can judge."""
 
     policy: Literal["live", "offset"] = "live"
     seed: int = 0
     configurations: int = 0
     limit: float = LIMIT
     run_command: bool = False
+    far: bool = False
 
 
 @dataclass(frozen=True)

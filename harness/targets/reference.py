@@ -14,30 +14,16 @@ from harness.seeds import derive_seed
 from harness.target import Capability, ImageFormat, Path, TargetIdentity
 from harness.targets.device import device, use_device
 from harness.targets.naming import Asked, Subject, TargetError
+from harness.targets.reference_caches import CACHES, FAR, KINDS, STORAGES
 from harness.targets.reference_session import ReferenceSession
 from harness.targets.witnesses import Witnesses
 from reference_models import registry
 from reference_models.drawn import drawn_variants, read_variant, variant_to_json
-from reference_models.engine import BlockPool, CacheSpec, KVCache, MaskPolicy, PagedKVCache, row_widths
+from reference_models.engine import BlockPool, KVCache, MaskPolicy, PagedKVCache, row_widths
 from reference_models.hf import ConfigError
 from reference_models.registry import FAMILIES, UnknownFamily, Variant, variants
 
 KIND = "reference"
-CACHES: dict[str, CacheSpec] = {
-    "rows": CacheSpec(),
-    "int8": CacheSpec(storage="int8"),
-    "affine8": CacheSpec(storage="affine8"),
-    "affine4": CacheSpec(storage="affine4"),
-    "paged-4": CacheSpec("paged", block=4),
-    "rotating-6": CacheSpec("rotating", window=6),
-    "rotating-9-sinks-3": CacheSpec("rotating", window=9, sinks=3),
-    "rotating-layers": CacheSpec("rotating"),
-    "chunked-5": CacheSpec("chunked", chunk=5),
-}
-"""The caches that a target can have, by the name of their storage. What is in front of a hyphen is a kind of storage
-for ``comparison.recut_tolerance``. ``rotating-layers``: those layers rotate that have a sliding window, in it."""
-STORAGES = ("rows", "int8")
-KINDS = tuple(name for name in CACHES if name not in STORAGES)
 POLICIES: tuple[MaskPolicy, ...] = get_args(MaskPolicy)
 PATHS: tuple[Path, ...] = get_args(Path)
 
@@ -91,6 +77,11 @@ class ReferenceTarget:
         if not getattr(self.variant.config, "rotates", True):
             lacks.add(Capability.POSITIONS)
         return frozenset(Capability) - lacks
+
+    @property
+    def far(self) -> bool:
+        """Is it judged by programs that are far from small alone?"""
+        return self.storage in FAR
 
     @property
     def turns_by_mrope(self) -> bool:
@@ -183,16 +174,19 @@ def targets(
     weights_seed: int = 0,
     path: Path = "text",
     drawn: Sequence[Variant] = (),
+    far: bool = False,
 ) -> tuple[ReferenceTarget, ...]:
     """Every variant x storage of a family on one path, simplest first; () for the images of a family without any. Then
-    the other kinds of caches, each with the simplest variant of several layers that it fits, and the ``drawn`` variants
-    with the storages in turn.
+    the other kinds of caches, each with the simplest variant of several layers that it fits, the ``drawn`` variants
+    with the storages in turn, and on text, where ``far``, the kinds that are too wide for small programs.
 
     Unknown family: UnknownFamily, with the nearest names.
     """
     pairs = [(variant, storage) for storage in STORAGES for variant in variants(family)]
     pairs += [(variant, kind) for kind in KINDS if (variant := _shows(family, kind, path)) is not None]
     pairs += [(variant, STORAGES[number % len(STORAGES)]) for number, variant in enumerate(drawn)]
+    wide = FAR if far and path == "text" else ()
+    pairs += [(variant, kind) for kind in wide if (variant := _shows(family, kind, path)) is not None]
     return tuple(
         ReferenceTarget(variant, policy, storage, weights_seed, path)
         for variant, storage in pairs
@@ -256,7 +250,7 @@ def subject(rest: str, asked: Asked) -> Subject:
             raise TargetError(f"{family} has no path with images: no model with a vision tower")
         numbers = derive_seed(asked.seed, family, on, "configurations")
         drawn = drawn_variants(family, numbers, asked.configurations, images=on == "images")
-        found = targets(family, asked.policy, asked.seed, on, () if parts else drawn)
+        found = targets(family, asked.policy, asked.seed, on, () if parts else drawn, asked.far or bool(parts))
     except UnknownFamily as error:
         raise TargetError(str(error)) from error
     if parts:
@@ -307,6 +301,7 @@ def target_from_identity(data: object, asked: Asked | None = None) -> ReferenceT
 
 
 __all__ = [
+    "CACHES",
     "FAMILIES",
     "ReferenceTarget",
     "TargetError",

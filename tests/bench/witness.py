@@ -23,7 +23,8 @@ from tabulate import tabulate
 from harness.comparison import TOLERANCES, allowed
 from harness.execution import execute
 from harness.operations import Chunk, Decode, Prefill, Program, TrimFront
-from harness.targets.reference import FAMILIES, STORAGES, ReferenceTarget, drawn_variants
+from harness.targets.reference import FAMILIES, ReferenceTarget, drawn_variants
+from harness.targets.reference_caches import STORAGES
 from harness.witnessing import completed, history
 
 

@@ -29,7 +29,8 @@ from harness.oracle import key_positions, of_layer
 from harness.retelling import untrimmed, without_batches
 from harness.rules import CacheRule
 from harness.target import Capability
-from harness.targets.reference import CACHES, FAMILIES, ReferenceTarget, paths, targets
+from harness.targets.reference import FAMILIES, ReferenceTarget, paths, targets
+from harness.targets.reference_caches import KINDS, STORAGES
 from reference_models.engine.batch_rows import Row
 
 RING, PIECES = CacheRule(window=4), CacheRule(chunk=3)
@@ -87,7 +88,7 @@ def test_a_sequence_alone_has_no_padding_on_any_layer() -> None:
     assert of_layer(append, RING).padding == 0 == append.padding
 
 
-@pytest.mark.parametrize("storage", [name for name in CACHES if name != "rotating-layers"])
+@pytest.mark.parametrize("storage", [name for name in (*STORAGES, *KINDS) if name != "rotating-layers"])
 def test_every_property_holds(storage: str) -> None:
     evidence = judge_program(of(storage), PROGRAM, properties.ALL)
     steps = evidence.run.steps

@@ -96,6 +96,7 @@ def test_the_budget_is_that_of_the_profile(make: Record) -> None:
         "least": 8,
         "of_a_kind": 0,
         "patience": 5,
+        "far": 0,
         "configurations": 0,
         "remember": False,
     }
