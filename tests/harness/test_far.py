@@ -9,14 +9,13 @@ from collections.abc import Sequence
 import pytest
 
 import properties
-from harness.campaign import is_far, run_campaign, shares_of
+from harness.campaign import CampaignResult, is_far, run_campaign, shares_of
 from harness.faults import FAULTS
 from harness.findings import Verdict
-from harness.judging import Evidence
+from harness.judging import Evidence, Property
 from harness.operations import BatchForward, QuantizeCache, Restore, Rollback, Snapshot, TrimFront
 from harness.profiles import PROFILES, Profile
 from harness.tally import Tally
-from harness.targets import naming
 from harness.targets.reference import ReferenceTarget, targets
 from harness.targets.reference_caches import FAR
 from reference_models.registry import variants
@@ -24,10 +23,7 @@ from reference_models.registry import variants
 QUICK = PROFILES["quick"]
 VARIANT = variants("mistral4")[0]
 DENSE = ReferenceTarget(VARIANT)
-WIDE = [
-    ReferenceTarget(next(t for t in targets("mistral4", far=True) if t.storage == name).variant, storage=name)
-    for name in FAR
-]
+WIDE = [target for target in targets("mistral4", far=True) if is_far(target)]
 ONLY_FAR = Profile("far", programs=1, operations=6, shrink=False, least=1, of_a_kind=60, patience=0, far=4)
 
 
@@ -63,10 +59,10 @@ class Reached(Tally):
 
 
 def run(
-    on: Sequence[ReferenceTarget], profile: Profile, judges: Sequence[object] = (), seed: int = 3
-) -> tuple[campaign.CampaignResult, Reached]:
+    on: Sequence[ReferenceTarget], profile: Profile, judges: Sequence[Property] = (), seed: int = 3
+) -> tuple[CampaignResult, Reached]:
     seen = Reached()
-    return run_campaign("far", on, judges, profile, seed, also=seen), seen  # type: ignore[arg-type]
+    return run_campaign("far", on, judges, profile, seed, also=seen), seen
 
 
 def test_programs_that_are_far_from_small_reach_what_ordinary_ones_do_not() -> None:
