@@ -16,6 +16,7 @@ from harness.judging import Evidence, Property
 from harness.operations import BatchForward, QuantizeCache, Restore, Rollback, Snapshot, TrimFront
 from harness.profiles import PROFILES, Profile
 from harness.tally import Tally
+from harness.targets import naming
 from harness.targets.reference import ReferenceTarget, targets
 from harness.targets.reference_caches import FAR
 from reference_models.registry import variants
