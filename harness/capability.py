@@ -48,6 +48,7 @@ class Capability(StrEnum):
     ATTENTION_VALUES = "what attention is given and gives"
     ARGUMENTS = "arrays that are given and given out are watched"
     BYTES = "bytes that caches hold are told"
+    FOOTPRINT = "bytes that the engine as a whole holds are told"
     WITNESS = "an independent witness of its family"
     CACHE_FREE = "one forward without a cache"
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import cached_property
 
 from harness.acting import copy_state, remove_keys
+from harness.emptying import Emptied, empty
 from harness.images import placed_for, prompt_input, token_ids
 from harness.ledger import Append, PoolLedger, SequenceLedger
 from harness.media import places, runs
@@ -86,6 +88,12 @@ class Execution:
     def program(self) -> Program:
         return Program(tuple(step.operation for step in self.steps), self.owners)
 
+    @cached_property
+    def emptied(self) -> Emptied:
+        """What is left of a run that is over: its sequences and slots are emptied, once, and no operation may follow.
+        For a target that can tell it (see ``emptying.empty``)."""
+        return empty(self._session, self.owners, self._pool.batch, sorted(self._pool.slots))
+
     @property
     def stopped(self) -> bool:
         return bool(self.steps) and (self.steps[-1].error is not None or self.steps[-1].parted)
@@ -98,7 +106,7 @@ class Execution:
         ``numbers`` and ``rows``: what those of the Step are to be, for a run that leaves out a part of another and must
         give the rest of it the same tokens in the same batches.
         """
-        if self.stopped:
+        if self.stopped or "emptied" in self.__dict__:
             raise RuntimeError("the execution has stopped; open a new one")
         index = operation.index
         ledger = self.ledgers[index]

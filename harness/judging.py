@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import ClassVar, Literal
 
 from harness.comparison import recut_tolerance
+from harness.emptying import Emptied
 from harness.execution import Execution, execute, execute_numbered
 from harness.findings import Violation
 from harness.lives import Life, live_again, lives
@@ -131,6 +132,12 @@ class Evidence:
         expected = whom(self.history)
         self.witness_seconds[name] = time.perf_counter() - started
         return self.history.of_run(expected)
+
+    @property
+    def emptied(self) -> Emptied | None:
+        """What is left of the run itself once its sequences and slots are emptied, which nobody can go on with; None
+        where it stopped: nothing more can be asked of it."""
+        return None if self.run.stopped else self.run.emptied
 
     @property
     def executions(self) -> tuple[Execution, ...]:

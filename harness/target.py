@@ -251,6 +251,10 @@ class Session(Protocol):
         """One per cache: in a batch the share of the sequence, or () where nobody can tell it; capability BYTES."""
         ...
 
+    def footprint(self) -> int:
+        """Bytes of keys and values that the engine keeps alive, whoever has them: measured. Capability FOOTPRINT."""
+        ...
+
 
 class Target(Protocol):
     """Something that can be opened again and again, with the same weights every time."""

@@ -15,7 +15,7 @@ from properties.copies import (
 )
 from properties.lengths import KeysEqualLedgerLiveLength, TrimReportsWhatItRemoved
 from properties.masks import MaskKeyAxisEqualsLiveKeys, MaskShowsExactlyTheVisibleSet
-from properties.memory import MemoryIsGivenBack
+from properties.memory import MemoryIsGivenBack, NothingIsKeptAlive
 from properties.outputs import OutputsEqualTheCacheFreeForward, OutputsEqualTheWitness
 from properties.positions import PositionsAreAbsolute
 from properties.purity import OperationsArePure
@@ -49,6 +49,7 @@ ALL: tuple[Property, ...] = (
     OutputsEqualTheWitness(),
     RollbackEqualsNeverSpeculated(),
     ChunksEqualOneShot(),
+    NothingIsKeptAlive(),  # the last: nobody can go on with the run behind it
 )
 
 BY_ID: dict[str, Property] = {prop.id: prop for prop in ALL}

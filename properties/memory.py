@@ -1,4 +1,4 @@
-"""Memory: what a trim or a reset gives back."""
+"""Memory: what a cache may hold, what a trim or a reset gives back, and what nobody may keep."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import ClassVar
 
 from harness.execution import Execution
 from harness.findings import Violation
-from harness.judging import Judgement, Property
+from harness.judging import Evidence, Judgement, Property
+from harness.ledger import Append
 from harness.operations import EnforceMaxKvSize, Reset, TrimFront
+from harness.rules import CacheRule
 from harness.steps import Step
 from harness.target import Capability
 
@@ -15,19 +17,35 @@ GROWTH = 256  # slots by which a cache may be larger than what it holds
 
 
 class MemoryIsGivenBack(Property):
+    """A cache that grows may double its buffers, as many engines do, so that growth is bounded by twice the most keys.
+    That bound never counts as decisive: any forward could break it, and a PASS shall mean that memory was given
+    back."""
+
     id = "memory_is_given_back"
     sentence = (
-        "Behind a front trim a cache holds buffers for its live keys and at most 256 slots more, behind a reset none."
+        "Behind a front trim a cache holds buffers for its live keys and at most 256 slots more, behind a reset none, "
+        "and at any time for twice the most keys that one had to hold so far and at most 256 slots more."
     )
-    decisive_when = "before it the cache held more than it may hold afterwards"
+    decisive_when = "before a front trim or a reset the cache held more than it may hold afterwards"
     needs: ClassVar = frozenset({Capability.BYTES})
 
     def judge_step(self, run: Execution, step: Step) -> Judgement | None:
-        """Says nothing of rollbacks: what they drop is about to be written again."""
+        """Of a rollback the last part alone: what it drops is about to be written again."""
+        if not step.told:
+            return None
+        given_back = self._given_back(run, step)
+        if given_back is not None and given_back.violation is not None:
+            return given_back
+        if (message := _grown_too_far(run, step)) is not None:
+            return Judgement(1, 1, violation=Violation(step.index, message))
+        return given_back
+
+    @staticmethod
+    def _given_back(run: Execution, step: Step) -> Judgement | None:
         operation, index = step.operation, step.operation.index
         reset = isinstance(operation, Reset) and step.effective
         trimmed = isinstance(operation, (TrimFront, EnforceMaxKvSize)) and bool(step.expected_removed)
-        if not (reset or trimmed) or not step.told or not step.index:
+        if not (reset or trimmed) or not step.index:
             return None
         before, after = run.steps[step.index - 1].told[index].memory, step.told[index].memory
         # A batch holds as many slots for every row as its longest has keys.
@@ -45,3 +63,58 @@ class MemoryIsGivenBack(Property):
                 return Judgement(1, 1, violation=Violation(step.index, message))
             decisive |= was.held > allowed
         return Judgement(1, int(decisive))
+
+
+class NothingIsKeptAlive(Property):
+    id = "nothing_is_kept_alive"
+    sentence = (
+        "Once everybody has left the batch, every sequence is reset and every snapshot is overwritten by an empty one, "
+        "the engine as a whole holds no keys and values any more, but those that the model owns."
+    )
+    decisive_when = "the engine held others at the end of the program"
+    needs: ClassVar = frozenset({Capability.FOOTPRINT, Capability.BYTES, Capability.RESET})
+
+    def judge_run(self, evidence: Evidence) -> Judgement | None:
+        left = evidence.emptied
+        if left is None:
+            return None
+        if left.error is not None:
+            message = f"the engine could not be emptied: {' '.join(left.error.split())}"
+        elif left.after > left.owned:
+            message = (
+                f"the engine holds {left.after} bytes of keys and values when everybody has left the batch, every "
+                f"sequence is reset and every snapshot overwritten, allowed are {left.owned} that the model owns "
+                f"(before, it held {left.before})"
+            )
+        else:
+            return Judgement(1, int(left.before > left.owned))
+        return Judgement(1, 1, violation=Violation(None, message))
+
+
+def _grown_too_far(run: Execution, step: Step) -> str | None:
+    """What a cache holds beyond twice the most that any had to hold so far. Of any, and not of this one: copies, files
+    and batches bring the buffers of one sequence to another."""
+    layers = zip(run.target.attention_layers, run.target.rules, strict=True)
+    for number, (layer, rule) in enumerate(layers):
+        for sequence, told in enumerate(step.told):
+            if len(told.memory) <= number or not (per_slot := told.memory[number].per_slot):
+                continue
+            held, live = told.memory[number].held, 0 if rule is not None else len(told.held)
+            if held <= (2 * live + GROWTH) * per_slot:  # nearly always, and then nobody need count
+                continue
+            appends = (f.append for each in run.steps[: step.index + 1] for f in each.forwards)
+            most = max((_slots(append, rule) for append in appends), default=0)
+            if held > (2 * most + GROWTH) * per_slot:
+                return (
+                    f"layer {layer}: the cache of sequence {sequence} holds {held} bytes after "
+                    f"{step.operation.text()}, allowed are {(2 * most + GROWTH) * per_slot} (slots of {per_slot} "
+                    f"bytes, for twice the {most} keys that one had to hold so far and {GROWTH} more)"
+                )
+    return None
+
+
+def _slots(append: Append, rule: CacheRule | None) -> int:
+    """Of a forward: keys that a cache had to hold in it at most, padding included."""
+    width = None if rule is None else rule.keeps or rule.window or rule.chunk
+    new = len(append.positions) + append.behind
+    return append.slots if width is None else min(append.slots, width + new)

@@ -15,6 +15,7 @@ from harness.faults import (
     images,
     kernels,
     kinds,
+    memory,
     numbers,
     one_path,
     outputs,
@@ -51,6 +52,7 @@ FAULTS: tuple[Fault, ...] = (
     + one_path.FAULTS
     + numbers.FAULTS
     + far.FAULTS
+    + memory.FAULTS
 )
 IMAGE_FAULTS: tuple[Fault, ...] = (
     images.IMAGE_FAULTS + copies.IMAGE_FAULTS + batch_models.IMAGE_FAULTS + purity.IMAGE_FAULTS + image_outputs.FAULTS

@@ -16,7 +16,7 @@ from reference_models.engine import BlockPool, PagedKVCache
 _ROWS = "cached_rows_stay_what_they_were"
 
 
-def _paged(target: Any) -> bool:
+def paged(target: Any) -> bool:
     return bool(target.storage.startswith("paged"))
 
 
@@ -80,7 +80,7 @@ FAULTS: tuple[Fault, ...] = (
         "forks_share_nothing",
         replacing(BlockPool, "own", _writes_to_shared_blocks),
         source="raullenchai/Rapid-MLX#196 (copies on write shared the data of their block)",
-        shown_on=_paged,
+        shown_on=paged,
         layer="cache",
     ),
     Fault(
@@ -89,7 +89,7 @@ FAULTS: tuple[Fault, ...] = (
         "forks_share_nothing",
         miscounting(replacing(BlockPool, "share", _shares_without_counting)),
         source="Wenyueh/MinivLLM#87 (blocks in use had a count of 0)",
-        shown_on=_paged,
+        shown_on=paged,
         layer="cache",
     ),
     Fault(
@@ -98,7 +98,7 @@ FAULTS: tuple[Fault, ...] = (
         _ROWS,
         replacing(PagedKVCache, "_slots", _forgets_its_place),
         source="tanishqkumar/ssd#23 (paged rows were read at the wrong place)",
-        shown_on=_paged,
+        shown_on=paged,
         layer="cache",
     ),
     Fault(
@@ -107,7 +107,7 @@ FAULTS: tuple[Fault, ...] = (
         _ROWS,
         miscounting(replacing(PagedKVCache, "_truncate", _counts_blocks_as_slots)),
         source="Wenyueh/MinivLLM#87 (a last block that is full was taken for an empty one)",
-        shown_on=_paged,
+        shown_on=paged,
         layer="cache",
     ),
 )

@@ -270,6 +270,9 @@ class LibrarySession:
     def memory(self, sequence: int) -> tuple[CacheMemory, ...]:
         raise NotImplementedError("the caches of mlx-lm say no size of a slot")
 
+    def footprint(self) -> int:
+        raise NotImplementedError("what keeps the caches of mlx-lm is this session")
+
     def watch_arguments(self) -> None:
         raise NotImplementedError("arrays that mlx-lm's models make are not watched")
 

@@ -27,7 +27,9 @@ KIND = "mlx_lm"
 OWN, LIVE_WINDOW, BOUNDED = "", "live-window", "max-kv-size="
 """Whose caches: what stands behind the @ of a name; a number of keys behind the last."""
 
-_NEVER = frozenset({Capability.IMAGES, Capability.WITNESS, Capability.INT8, Capability.UNPADDED})
+#: What it holds as a whole is said of no session: in one on the library's caches everything that keeps them is ours,
+#: and one on caches of ours has states beside them, which are no keys and no values.
+_NEVER = frozenset({Capability.IMAGES, Capability.WITNESS, Capability.INT8, Capability.UNPADDED, Capability.FOOTPRINT})
 _OURS_ALONE = frozenset(
     {
         Capability.FRONT_TRIM,

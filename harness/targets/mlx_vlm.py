@@ -43,6 +43,7 @@ LACKS = frozenset(
         Capability.COUNTERPART,
         Capability.ARGUMENTS,
         Capability.BYTES,
+        Capability.FOOTPRINT,
         Capability.SAVE_LOAD,
         Capability.QUANTISE,
         Capability.INT8,

@@ -27,6 +27,7 @@ from harness.target import (
     PromptInput,
     RemovalObservation,
 )
+from harness.targets.footprint import footprint
 from harness.targets.given import given_to
 from harness.targets.watch import Watch
 from harness.targets.witnesses import images_of
@@ -179,6 +180,9 @@ class ReferenceSession:
 
     def memory(self, sequence: int) -> tuple[CacheMemory, ...]:
         return tuple(CacheMemory(held, slot) for held, slot in self._pool.memory_of(self._ids[sequence]))
+
+    def footprint(self) -> int:
+        return footprint(self._pool)
 
     def snapshot(self, sequence: int, slot: int) -> CopyObservation:
         seen = self._copy(lambda: self._pool.snapshot(self._ids[sequence], slot))

@@ -101,6 +101,9 @@ class WireSession:
     def memory(self, sequence: int) -> tuple[CacheMemory, ...]:
         return self._telling(sequence).memory
 
+    def footprint(self) -> int:  # nor FOOTPRINT
+        raise NotImplementedError("no engine is measured over the wire")
+
     def tell_attention(self) -> None:
         self._attention = True
 

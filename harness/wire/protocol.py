@@ -29,8 +29,9 @@ from harness.wire.codec import CodecError
 VERSION = 1
 Policy = Literal["live", "offset"]
 
-#: Witnesses of the harness stay in its process; quantising in mid-program is not asked over the wire.
-_NOT_OVER_THE_WIRE = (Capability.WITNESS, Capability.QUANTISE, Capability.INT8)
+#: Witnesses of the harness stay in its process, and so does what is measured in it; quantising in mid-program is not
+#: asked over the wire.
+_NOT_OVER_THE_WIRE = (Capability.WITNESS, Capability.QUANTISE, Capability.INT8, Capability.FOOTPRINT)
 #: What a worker may say that it can, by its name on the wire.
 CAPABILITIES = {each.name.lower(): each for each in Capability if each not in _NOT_OVER_THE_WIRE}
 

@@ -45,6 +45,10 @@ Bug = Literal[
     "reset keeps the offset",
     "reset keeps its memory",
     "trims keep their memory",
+    "allocates far ahead",
+    "a rollback adds slots",
+    "overwritten snapshots stay",
+    "what is reset stays",
     "a rollback leaves one",
     "the cut matters",  # a logit counts the tokens of the forward
     "copies what the model owns",

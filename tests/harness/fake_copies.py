@@ -38,6 +38,7 @@ class FakeCopies:
     _sequences: list[FakeRows]
     _slots: dict[int, FakeRows]
     _forwards: int
+    _kept: list[FakeRows]
     _known: tuple[int, int] = (0, 0)  # forwards and rows trimmed when arguments were told last
 
     def watch_arguments(self) -> None:
@@ -65,8 +66,17 @@ class FakeCopies:
         if sequence in self._batch:
             return ()
         cache = self._sequences[sequence]
-        held = -(-cache.largest // 256) * 256 * cache.slot
+        held = self._bytes(cache)
         return (CacheMemory(held, cache.slot if held else 0),) * len(self._target.attention_layers)
+
+    def footprint(self) -> int:
+        """Of all sequences, in a batch or not, of all snapshots, and of what a bug keeps beside them."""
+        held = [*self._sequences, *self._slots.values(), *self._kept]
+        return sum(self._bytes(cache) for cache in held) * len(self._target.attention_layers)
+
+    def _bytes(self, cache: FakeRows) -> int:
+        held = -(-cache.largest // 256) * 256
+        return max(held, 4096 if held and "allocates far ahead" in self._target.bugs else 0) * cache.slot
 
     def _copy(self, *sequences: int) -> CopyObservation | None:
         """Why nothing is to be copied; None if the pool owns all of them."""
@@ -88,6 +98,8 @@ class FakeCopies:
         if refused := self._copy(sequence):
             return refused
         cache = self._sequences[sequence]
+        if "overwritten snapshots stay" in self._target.bugs and slot in self._slots:
+            self._kept.append(self._slots[slot])
         self._slots[slot] = cache.copied(
             "pool", cache.rows if "snapshot shares its rows" in self._target.bugs else None
         )
@@ -128,6 +140,7 @@ class FakeCopies:
         if refused := self._copy(sequence):
             return refused
         old, fresh = self._sequences[sequence], FakeRows("pool")
+        self._kept += [old] if "what is reset stays" in self._target.bugs else []
         fresh.offset = old.offset if "reset keeps the offset" in self._target.bugs else 0
         fresh.storage = old.storage
         fresh.largest = old.largest if "reset keeps its memory" in self._target.bugs else 0

@@ -112,6 +112,7 @@ class FakeSession(FakeBatch, FakeCopies):
         self._forwards = 0
         self.told = False
         self._slots: dict[int, FakeRows] = {}
+        self._kept: list[FakeRows] = []
         self.prompts: dict[int, PromptInput] = {}
 
     def forward(self, sequence: int, tokens: Sequence[int], prompt: PromptInput | None = None) -> ForwardObservation:
@@ -285,6 +286,7 @@ class FakeSession(FakeBatch, FakeCopies):
         cache.rows = cache.rows[: len(cache.rows) - gone + left]
         cache.offset -= gone - left
         cache.rolled_back |= gone > 0
+        cache.largest += 256 if "a rollback adds slots" in self._target.bugs else 0
         return RemovalObservation((gone,) * len(self._target.attention_layers))
 
     def enforce(self, rule: EnforceMaxKvSize) -> RemovalObservation:
