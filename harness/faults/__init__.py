@@ -64,6 +64,7 @@ VARIATIONS: tuple[Fault, ...] = (
     + batch_models.VARIATIONS
     + purity.VARIATIONS
     + one_path.VARIATIONS
+    + memory.VARIATIONS
 )
 OF_OUTPUTS: tuple[Fault, ...] = outputs.FAULTS + one_path.FAULTS + image_outputs.FAULTS
 """Those that show in the logits alone."""

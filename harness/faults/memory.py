@@ -80,6 +80,27 @@ def _reserves_far_ahead(original: Any) -> Any:
     return reserve
 
 
+def _doubles(original: Any) -> Any:
+    def reserve(self: Side, slots: int, used: int) -> None:
+        original(self, slots if slots <= self.capacity else max(slots, 2 * self.capacity), used)
+
+    return reserve
+
+
+def _keeps_them_empty(original: Any) -> Any:
+    """For whoever wants caches next."""
+
+    def replace(self: CachePool, seq: int, caches: tuple[KVCache, ...]) -> int:
+        old = self.forward_caches(seq)
+        count: int = original(self, seq, caches)
+        for cache in old:
+            cache.reset()
+        _keep(self, old)
+        return count
+
+    return replace
+
+
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "blocks-are-never-taken-back",
@@ -137,5 +158,15 @@ FAULTS: tuple[Fault, ...] = (
         replacing(Side, "reserve", _reserves_far_ahead),
         source="paiml/realizar#187 (4096 slots for whoever needed 256)",
         layer="cache",
+    ),
+)
+
+VARIATIONS: tuple[Fault, ...] = (
+    Fault("buffers-double", "buffers double where they must grow", None, replacing(Side, "reserve", _doubles)),
+    Fault(
+        "replaced-caches-stay-empty",
+        "caches that others took the place of are emptied and stay in a list of the pool",
+        None,
+        replacing(CachePool, "_replace", _keeps_them_empty),
     ),
 )
