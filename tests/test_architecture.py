@@ -40,6 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "harness.acting",
+        "harness.emptying",
         "harness.steps",
         "harness.execution",
         "harness.judging",
