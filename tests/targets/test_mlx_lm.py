@@ -272,6 +272,7 @@ NEVER_ASKED = {
     "trim_front": Capability.FRONT_TRIM,
     "enforce": Capability.ENFORCE,
     "memory": Capability.BYTES,
+    "footprint": Capability.FOOTPRINT,
     "watch_arguments": Capability.ARGUMENTS,
     "arguments": Capability.ARGUMENTS,
 }
@@ -286,7 +287,7 @@ def test_what_a_session_cannot_do_no_target_says_it_can() -> None:
     assert raising == set(NEVER_ASKED)
     for name in NAMES:
         for target in mlx_lm.resolve(name):
-            never = {Capability.WITNESS, Capability.INT8, Capability.IMAGES}
+            never = {Capability.WITNESS, Capability.INT8, Capability.IMAGES, Capability.FOOTPRINT}
             never |= set() if name.endswith("@live-window") else set(NEVER_ASKED.values())
             assert not never & target.capabilities, name
 

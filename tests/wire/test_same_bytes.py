@@ -113,6 +113,7 @@ def test_what_the_worker_says_it_is() -> None:
         "WITNESS",
         "QUANTISE",
         "INT8",
+        "FOOTPRINT",
     } and there.capabilities <= here.capabilities
     for name in ("vocab_size", "attention_layers", "windows", "rules", "row_storage"):
         assert getattr(here, name) == getattr(there, name)
