@@ -271,7 +271,8 @@ def test_a_generator_that_stands_still_is_an_error(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_a_session_cannot_do_no_target_says_it_can() -> None:
-    never = {"trim_front", "rollback", "enforce", "save_and_load", "quantise", "memory", "watch_arguments", "arguments"}
+    never = {"trim_front", "rollback", "enforce", "save_and_load", "quantise", "memory", "footprint"}
+    never |= {"watch_arguments", "arguments"}
     methods = {name: getattr(GeneratorSession, name) for name in dir(GeneratorSession) if not name.startswith("_")}
     assert never == {name for name, method in methods.items() if "NotImplementedError" in inspect.getsource(method)}
     cannot = {
@@ -281,6 +282,7 @@ def test_what_a_session_cannot_do_no_target_says_it_can() -> None:
         Capability.SAVE_LOAD,
         Capability.QUANTISE,
         Capability.BYTES,
+        Capability.FOOTPRINT,
         Capability.ARGUMENTS,
     }
     seen = {Capability.ATTENTION, Capability.ATTENTION_VALUES, Capability.POSITIONS}
