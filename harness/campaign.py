@@ -308,8 +308,9 @@ def _result(prop: Property, targets: Sequence[Target], result: CampaignResult) -
         return PropertyResult(prop.id, Verdict.VACUOUS, tally, reason)
     empty = [target_label(target) for target in run if not _decisive_on(result.tally, prop, target)]
     if empty or not tally.decisive_steps:
-        where = f" on {len(empty)} of {len(run)} configurations ({'; '.join(empty[:3])})" if empty else ""
-        why = result.unfelt.get(prop.id, f"it needs {prop.decisive_when}")
+        more = f"; {len(empty) - 3} more" if len(empty) > 3 else ""
+        where = f" on {len(empty)} of {len(run)} configurations ({'; '.join(empty[:3])}{more})" if empty else ""
+        why = result.unfelt.get(prop.id, f"decisive would be: {prop.decisive_when}")
         return PropertyResult(prop.id, Verdict.VACUOUS, tally, f"no decisive step{where}: {why}")
     blind = result.tally.coverage.blind_forwards
     if blind and prop.needs & _SEEN:

@@ -160,7 +160,9 @@ def _families(arguments: argparse.Namespace) -> int:
         storages = list(dict.fromkeys(target.storage for target in targets))
         rows.append([family, ", ".join(variants), ", ".join(storages), ", ".join(reference.paths(family))])
     headers = ["family", "variants", "caches", "paths"]
-    print(tabulate(rows, headers=headers, tablefmt="simple", maxcolwidths=[None, 70, None, None]))
+    print(
+        tabulate(rows, headers=headers, tablefmt="simple", maxcolwidths=[None, 70, None, None], break_on_hyphens=False)
+    )
     return CLEAN
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from harness.acting import copy_state, remove_keys
-from harness.emptying import Emptied, empty
+from harness.emptying import Emptied, empty, size
 from harness.images import placed_for, prompt_input, token_ids
 from harness.ledger import Append, PoolLedger, SequenceLedger
 from harness.media import places, runs
@@ -68,6 +68,14 @@ class Execution:
         self._processed = [0] * len(owners)  # only ever grows: no copy gets the same tokens again
         self._total = 0  # tokens of all sequences, processed here
         self._session = target.open(owners)
+        self._opened: int | str = 0  # bytes that the engine holds before anything is done, or why it cannot tell
+        if tell and Capability.FOOTPRINT in target.capabilities:
+            try:
+                self._opened = size(self._session)
+            except NotImplementedError:  # a misuse, as elsewhere
+                raise
+            except Exception as failure:  # an observation, made where it is asked for
+                self._opened = f"telling its size raised {type(failure).__name__}: {failure}"
         if attention and Capability.ATTENTION_VALUES in target.capabilities:
             self._session.tell_attention()
         self._watches = attention and Capability.ARGUMENTS in target.capabilities
@@ -92,7 +100,9 @@ class Execution:
     def emptied(self) -> Emptied:
         """What is left of a run that is over: its sequences and slots are emptied, once, and no operation may follow.
         For a target that can tell it (see ``emptying.empty``)."""
-        return empty(self._session, self.owners, self._pool.batch, sorted(self._pool.slots))
+        if isinstance(self._opened, str):
+            return Emptied(error=self._opened)
+        return empty(self._session, self.owners, self._pool.batch, sorted(self._pool.slots), self._opened)
 
     @property
     def stopped(self) -> bool:

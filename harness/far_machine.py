@@ -45,8 +45,8 @@ class FarMachine(ProgramMachine):
     def _begin_far(self, shape: far.Shape, frame: draw.Frame, first: Prefill, rest: Sequence[int]) -> None:
         """``first`` is the prompt of the first sequence, ``rest`` of its tokens follow as chunks, unless in a crowd."""
         able = self.target.capabilities
-        wide = getattr(self.target, "far", False)  # what a crowd of short sequences does not fill
-        crowd = shape.crowd and not wide and {Capability.SEQUENCES, Capability.BATCH} <= able
+        # A crowd of short sequences does not fill what is wide.
+        crowd = shape.crowd and not self._wide() and {Capability.SEQUENCES, Capability.BATCH} <= able
         owners: tuple[Owner, ...] = tuple("pool" for _ in shape.lengths) if crowd else shape.owners
         start = "prefill" if crowd or not shape.forks else "fork"
         self._begin(owners, first, Prefill(shape.lengths[1], 1), start, frame)
@@ -63,6 +63,24 @@ class FarMachine(ProgramMachine):
     def grow(self, tokens: int) -> None:
         """Another growth step of the first sequence, or a part of one."""
         self._apply(Chunk(tokens, self._long()))
+
+    @able(Capability.ROLLBACK)
+    @rule(tokens=far.growths, fewer=far.anyone)
+    def roll_back_far(self, tokens: int, fewer: int) -> None:
+        """About as much as came in one forward, or what that grew the cache by; other tokens come in its place."""
+        index = self._long()
+        self._extend(index, tokens)
+        self._apply(Rollback(max(1, tokens - fewer), index))
+        self._extend(index, 3)
+
+    @precondition(lambda self: self._wide())
+    @rule(tokens=far.growths)
+    def turn_what_is_wide(self, tokens: int) -> None:
+        """Token by token once round a ring, or past the edge of a chunk."""
+        index = self._long()
+        self._apply(Decode(350, index))
+        self._extend(index, tokens)
+        self._apply(Decode(5, index))
 
     @able(Capability.QUANTISE)
     @rule(storages=draw.storages, tokens=draw.chunk_sizes)
@@ -106,27 +124,32 @@ class FarMachine(ProgramMachine):
     @precondition(lambda self: self._crowded() and Capability.FRONT_TRIM in self.target.capabilities)
     @rule(which=far.anyone, n=draw.trim_counts, keep=draw.sinks, tokens=far.row_tokens)
     def trim_one_of_many(self, which: int, n: int, keep: int, tokens: tuple[int, ...]) -> None:
-        rows = self._crowd()
-        self._apply(TrimFront(n, keep, rows[which % len(rows)]))
-        self._go_on(tokens, 1)
+        if rows := self._crowd():
+            self._apply(TrimFront(n, keep, rows[which % len(rows)]))
+            self._go_on(tokens, 1)
 
     @precondition(lambda self: self._crowded() and Capability.ROLLBACK in self.target.capabilities)
     @rule(which=far.anyone, n=draw.rollback_counts, tokens=far.row_tokens)
     def roll_back_one_of_many(self, which: int, n: int, tokens: tuple[int, ...]) -> None:
-        rows = self._crowd()
-        self._apply(Rollback(n, rows[which % len(rows)]))
-        self._go_on(tokens, 1)
+        if rows := self._crowd():
+            self._apply(Rollback(n, rows[which % len(rows)]))
+            self._go_on(tokens, 1)
 
     @precondition(lambda self: self._crowded())
     @rule(gone=far.anyone, other=far.anyone, times=draw.decode_times)
     def two_leave_and_come_back(self, gone: int, other: int, times: int) -> None:
-        rows = self._crowd()
+        if not (rows := self._crowd()):
+            return
         out = {rows[gone % len(rows)], rows[other % len(rows)]}
         stay = tuple(row for row in rows if row not in out)
         self._apply(Batch(stay))
         self._apply(BatchDecode(times))
         self._apply(Batch((*stay, *sorted(out))))
         self._apply(BatchDecode(2))
+
+    def _wide(self) -> bool:
+        """Are the caches such as small programs would not fill?"""
+        return bool(getattr(self.target, "far", False))
 
     def _long(self) -> int:
         """The longest sequence. It is the first one, unless that was cut."""
@@ -137,7 +160,7 @@ class FarMachine(ProgramMachine):
         return self._can_batch() and self.judge is not None and len(self.judge.run.owners) >= CROWD
 
     def _crowd(self) -> tuple[int, ...]:
-        """The rows of the batch, who are four at least."""
+        """The rows of the batch, who are four at least; none where the program has stopped before they could gather."""
         if len(self._batch()) < CROWD:
             self._gather(tuple(range(len(self.judge.run.owners) if self.judge is not None else 0)))
         return self._batch()

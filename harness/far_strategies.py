@@ -30,11 +30,12 @@ _tokens = weighted(
     (6, st.tuples(st.integers(250, 258), st.integers(250, 260))),
     (2, st.tuples(st.integers(500, 515), st.integers(255, 260))),
     (3, st.tuples(st.just(1000), st.integers(20, 40))),
+    (2, st.tuples(st.integers(254, 256), st.just(1), st.just(1), st.just(1))),  # grows by single tokens
 )
 _owners: st.SearchStrategy[tuple[Owner, ...]] = weighted(
     (4, st.just(("pool",))), (5, st.just(("pool", "pool"))), (1, st.just(("model",)))
 )
-_lengths = st.integers(4, 6).flatmap(lambda rows: st.tuples(*(st.integers(1, 9) for _ in range(rows))))
+_lengths = st.sampled_from((4, 5, 6, 6)).flatmap(lambda rows: st.tuples(*(st.integers(1, 9) for _ in range(rows))))
 
 
 @st.composite

@@ -53,10 +53,10 @@ class Finding:
             return self.violation.message
         return f"{self.violation.message} (operation {step + 1} of {count})"
 
-    def text(self, replay: str | None = None) -> str:
-        """The failure as it is printed everywhere."""
+    def text(self, replay: str | None = None, known: bool = False) -> str:
+        """The failure as it is printed everywhere. ``known``: it is recorded of the release, and no news."""
         lines = [
-            f"FAIL  {self.property_id}   {self.target}",
+            f"{'KNOWN' if known else 'FAIL'}  {self.property_id}   {self.target}",
             f"      {self.message}",
             f"      program   {self.program}",
             *([] if self.reproducible else [NOT_AGAIN]),

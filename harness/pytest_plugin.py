@@ -145,6 +145,8 @@ class Configuration(Verified):
         )
         if result.partial:
             raise KeyboardInterrupt
+        if not result.tally.coverage.programs:
+            raise Broken(f"no program was drawn: {profile.name} has none that are far from small, see kv-harness run")
         result = with_known(result, known_of)
         verdicts = {row.id: row.verdict.value for row in result.properties}
         told = {"target": self.verified, "programs": result.tally.coverage.programs, "properties": verdicts}

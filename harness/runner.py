@@ -179,11 +179,11 @@ def measure(run: Run) -> dict[str, Any] | None:
             cut_off.end(run.out / run.report)
             return None
         programs = sum(shares)
+        far = sum(map(profile.far_of, shares))
         if profile.asked and programs > profile.programs + len(subject.targets):  # that is more than rounding up
-            least = (
-                f"{len(subject.targets)} configurations get {profile.least} each, a kind of caches {profile.of_a_kind}"
-            )
-            print(f"{run.name}: {programs} programs, not {profile.programs}: {least} at least", file=sys.stderr)
+            least = f"a configuration gets {profile.least} at least, a kind of caches {profile.of_a_kind}"
+            beside = f" and {far} that are far from small" if far else ""
+            print(f"{run.name}: {programs} programs{beside}, not {profile.programs}: {least}", file=sys.stderr)
         with progress(run.name, sum(shares[number] + profile.far_of(shares[number]) for number in mine)) as advance:
             result, control = judged(run, subject.targets, advance)
         with INTERRUPTS.deferred():

@@ -73,6 +73,8 @@ class Coverage:
     chunk_after_trim: int = 0
     decode_after_trim: int = 0
     crossed_256_slots: int = 0
+    crossed_512_slots: int = 0
+    passed_position_1024: int = 0
     several_sequences: int = 0
     model_owned: int = 0
     stopped_by_error: int = 0
@@ -95,6 +97,7 @@ class Coverage:
     batched_with_padding: int = 0
     batched_after_trim: int = 0
     left_a_batch: int = 0
+    batched_four_rows: int = 0
 
     def to_json(self) -> dict[str, int]:
         return asdict(self)
@@ -176,6 +179,8 @@ class Tally:
         for name, met in (_image_states(run) | _copy_states(run) | _batch_states(run)).items():
             setattr(cover, name, getattr(cover, name) + met)
         cover.crossed_256_slots += any(step.before.live_len <= GROWTH < step.after.live_len for step in steps)
+        cover.crossed_512_slots += any(step.before.live_len <= 2 * GROWTH < step.after.live_len for step in steps)
+        cover.passed_position_1024 += any(step.before.offset <= 1024 < step.after.offset for step in steps)
 
     def summary(self) -> dict[str, Any]:
         return {"coverage": self.coverage.to_json(), "targets": dict(sorted(self.targets.items()))}
@@ -227,7 +232,7 @@ def _batch_states(run: Execution) -> dict[str, bool]:
     met = dict.fromkeys(
         (
             *("batched", "batched_as_kv_heads", "batched_unlike_kv_heads"),
-            *("batched_with_padding", "batched_after_trim", "left_a_batch"),
+            *("batched_with_padding", "batched_after_trim", "left_a_batch", "batched_four_rows"),
         ),
         False,
     )
@@ -235,6 +240,7 @@ def _batch_states(run: Execution) -> dict[str, bool]:
     for step in run.steps:
         appends = [forward.append for forward in step.forwards if forward.append.rows > 1]
         met["batched"] |= bool(appends)
+        met["batched_four_rows"] |= any(append.rows > 3 for append in appends)
         alike = frozenset[bool]().union(*(forward.as_kv_heads for forward in step.forwards))
         met["batched_as_kv_heads"] |= True in alike
         met["batched_unlike_kv_heads"] |= False in alike

@@ -24,7 +24,8 @@ class MemoryIsGivenBack(Property):
     id = "memory_is_given_back"
     sentence = (
         "Behind a front trim a cache holds buffers for its live keys and at most 256 slots more, behind a reset none, "
-        "and at any time for twice the most keys that one had to hold so far and at most 256 slots more."
+        "and at any time for twice the most keys that one had to hold so far and at most 256 slots more, or for its "
+        "whole window or chunk."
     )
     decisive_when = "before a front trim or a reset the cache held more than it may hold afterwards"
     needs: ClassVar = frozenset({Capability.BYTES})
@@ -69,7 +70,7 @@ class NothingIsKeptAlive(Property):
     id = "nothing_is_kept_alive"
     sentence = (
         "Once everybody has left the batch, every sequence is reset and every snapshot is overwritten by an empty one, "
-        "the engine as a whole holds no keys and values any more, but those that the model owns."
+        "the engine as a whole holds no more keys and values than when it was opened, but those that the model owns."
     )
     decisive_when = "the engine held others at the end of the program"
     needs: ClassVar = frozenset({Capability.FOOTPRINT, Capability.BYTES, Capability.RESET})
@@ -80,14 +81,14 @@ class NothingIsKeptAlive(Property):
             return None
         if left.error is not None:
             message = f"the engine could not be emptied: {' '.join(left.error.split())}"
-        elif left.after > left.owned:
+        elif left.after > left.allowed:
             message = (
                 f"the engine holds {left.after} bytes of keys and values when everybody has left the batch, every "
-                f"sequence is reset and every snapshot overwritten, allowed are {left.owned} that the model owns "
-                f"(before, it held {left.before})"
+                f"sequence is reset and every snapshot overwritten, allowed are {left.allowed} (it held {left.opened} "
+                f"when it was opened, {left.owned} are of sequences that the model owns; before, it held {left.before})"
             )
         else:
-            return Judgement(1, int(left.before > left.owned))
+            return Judgement(1, int(left.before > left.allowed))
         return Judgement(1, 1, violation=Violation(None, message))
 
 
@@ -104,17 +105,24 @@ def _grown_too_far(run: Execution, step: Step) -> str | None:
                 continue
             appends = (f.append for each in run.steps[: step.index + 1] for f in each.forwards)
             most = max((_slots(append, rule) for append in appends), default=0)
-            if held > (2 * most + GROWTH) * per_slot:
+            # A ring may be there as a whole from its first token on.
+            allowed = max(2 * most + GROWTH, _width(rule) or 0) * per_slot
+            if held > allowed:
                 return (
                     f"layer {layer}: the cache of sequence {sequence} holds {held} bytes after "
-                    f"{step.operation.text()}, allowed are {(2 * most + GROWTH) * per_slot} (slots of {per_slot} "
+                    f"{step.operation.text()}, allowed are {allowed} (slots of {per_slot} "
                     f"bytes, for twice the {most} keys that one had to hold so far and {GROWTH} more)"
                 )
     return None
 
 
+def _width(rule: CacheRule | None) -> int | None:
+    """Keys that a cache with such a rule needs to hold between forwards; None for all."""
+    return None if rule is None else rule.keeps or rule.window or rule.chunk
+
+
 def _slots(append: Append, rule: CacheRule | None) -> int:
     """Of a forward: keys that a cache had to hold in it at most, padding included."""
-    width = None if rule is None else rule.keeps or rule.window or rule.chunk
+    width = _width(rule)
     new = len(append.positions) + append.behind
     return append.slots if width is None else min(append.slots, width + new)

@@ -120,7 +120,7 @@ def _forgets_the_prompt(original: Any) -> Any:
 @contextmanager
 def _copies_on_write() -> Iterator[None]:
     """Copies share their arrays until one of them is written to: lazier than the reference engine, and as right."""
-    deep, append = Side.__deepcopy__, Side.append
+    deep, write = Side.__deepcopy__, Side.write
 
     def shared(self: Any, memo: dict[int, object]) -> Side:
         twin: Any = copy(self)
@@ -128,19 +128,19 @@ def _copies_on_write() -> Iterator[None]:
         self.shared = twin.shared = True
         return cast(Side, twin)
 
-    def detached(self: Any, at: int, rows: mx.array) -> mx.array:
+    def detached(self: Any, at: int, rows: mx.array) -> None:
         if getattr(self, "shared", False):
             self.arrays = [mx.array(array) for array in self.arrays]
             self.shared = False
-        return append(self, at, rows)
+        write(self, at, rows)
 
     Side.__deepcopy__ = shared  # type: ignore[method-assign]
-    Side.append = detached  # type: ignore[method-assign]
+    Side.write = detached  # type: ignore[method-assign]
     try:
         yield
     finally:
         Side.__deepcopy__ = deep  # type: ignore[method-assign]
-        Side.append = append  # type: ignore[method-assign]
+        Side.write = write  # type: ignore[method-assign]
 
 
 FAULTS: tuple[Fault, ...] = (

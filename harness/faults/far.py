@@ -68,6 +68,24 @@ def _full_at_one_step(original: Any) -> Any:
     return overwritten
 
 
+def _one_slot_late(original: Any) -> Any:
+    def overwritten(self: RotatingKVCache, n: int) -> int | None:
+        slot: int | None = original(self, n)
+        late = slot is not None and self.window > GROWTH and slot > GROWTH
+        return self.sinks if slot is not None and late and slot + 1 == self.window else slot
+
+    return overwritten
+
+
+def _drops_one_more(original: Any) -> Any:
+    def rollback(self: KVCache, n: int) -> int:
+        more = GROWTH - 64 < n < self.live_len
+        count: int = original(self, n + more)
+        return count - more
+
+    return rollback
+
+
 def _takes_the_newest(original: Any) -> Any:
     def rollback(self: KVCache, n: int) -> int:
         before = list(self._held)
@@ -164,6 +182,22 @@ FAULTS: tuple[Fault, ...] = (
         "keys_equal_ledger_live_length",
         replacing(RotatingKVCache, "_overwritten", _full_at_one_step),
         shown_on=lambda target: any(rule is not None and (rule.window or 0) > GROWTH for rule in target.rules),
+        layer="cache",
+    ),
+    Fault(
+        "wide-ring-turns-one-slot-late",
+        "a ring wider than 256 slots skips its last one when it turns, and overwrites the first behind the sinks again",
+        "keys_equal_ledger_live_length",
+        replacing(RotatingKVCache, "_overwritten", _one_slot_late),
+        shown_on=lambda target: any(rule is not None and (rule.window or 0) > GROWTH for rule in target.rules),
+        layer="cache",
+    ),
+    Fault(
+        "rollback-far-drops-one-more",
+        "a rollback of about a growth step drops a key more than it says",
+        "keys_equal_ledger_live_length",
+        replacing(KVCache, "rollback", _drops_one_more),
+        shown_on=_without_rules,
         layer="cache",
     ),
     Fault(

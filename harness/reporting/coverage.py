@@ -17,6 +17,8 @@ REACHED: dict[str, str] = {
     "chunk_after_trim": "programs that chunked after a trim",
     "decode_after_trim": "programs that decoded after a trim",
     "crossed_256_slots": "programs in which a cache grew past 256 slots",
+    "crossed_512_slots": "programs in which a cache grew past 512 slots",
+    "passed_position_1024": "programs with a position above 1,024",
     "several_sequences": "programs with several sequences",
     "model_owned": "programs with a model-owned sequence",
     "stopped_by_error": "programs that an error broke off",
@@ -39,6 +41,7 @@ REACHED: dict[str, str] = {
     "batched_with_padding": "programs with padding in a batch",
     "batched_after_trim": "programs with a trimmed sequence in a batch",
     "left_a_batch": "programs in which a sequence left a batch",
+    "batched_four_rows": "programs with a batch of four rows or more",
 }
 
 MISSED: dict[str, str] = {
@@ -49,6 +52,9 @@ MISSED: dict[str, str] = {
     "chunk_after_trim": "No program chunked after a trim: the step at which this class of bugs shows.",
     "decode_after_trim": "No program decoded after a trim.",
     "crossed_256_slots": "In no program did a cache grow past 256 slots.",
+    "crossed_512_slots": "In no program did a cache grow past 512 slots.",
+    "passed_position_1024": "No program had a position above 1,024.",
+    "batched_four_rows": "No program had a batch of four rows or more.",
     "several_sequences": "No program had several sequences.",
     "model_owned": "No program had a model-owned sequence.",
     "with_images": "No program had an image in a prompt.",

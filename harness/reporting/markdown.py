@@ -154,7 +154,7 @@ def _failure(finding: Record, replay: str | None) -> str:
     message = " ".join(finding["message"].split())
     program = Program.from_json(finding["program_json"])
     found = Finding(finding["property"], finding["target"], Violation(None, message), program)
-    return block(found.text(replay))
+    return block(found.text(replay, known="known" in finding))
 
 
 def _control(record: Record) -> Iterator[str]:

@@ -16,7 +16,8 @@ from reference_models.engine import BlockPool
 
 
 def footprint(root: object) -> int:
-    """Bytes of all arrays that can be reached from ``root``, each array counted once.
+    """Bytes of all arrays with two axes or more that can be reached from ``root``, each array counted once: keys and
+    values have four, what is kept of images two; an offset or a length that is kept as an array has none or one.
 
     The arrays of a ``BlockPool`` stay when its blocks are free, and are counted by the blocks that are in use. Classes
     and modules are not followed. A view counts with its own size, not with that of the buffer that it keeps alive.
@@ -25,7 +26,7 @@ def footprint(root: object) -> int:
     while ahead:
         thing = ahead.pop()
         if isinstance(thing, (mx.array, np.ndarray)):
-            total += thing.nbytes
+            total += thing.nbytes if thing.ndim > 1 else 0
             continue
         if isinstance(thing, BlockPool):
             total += thing.in_use * thing.block * thing.bytes_per_slot
@@ -43,12 +44,14 @@ def _referred(thing: Any) -> Iterator[Any]:
     if isinstance(thing, _NOTHING_INSIDE):
         return
     if isinstance(thing, dict):
+        yield from thing
         yield from thing.values()
     elif isinstance(thing, (list, tuple, set, frozenset, deque)):
         yield from thing
     elif isinstance(thing, FunctionType):
         yield from thing.__closure__ or ()
         yield from thing.__defaults__ or ()
+        yield from (thing.__kwdefaults__ or {}).values()
     elif isinstance(thing, CellType):
         with suppress(ValueError):  # of a cell that is empty
             yield thing.cell_contents

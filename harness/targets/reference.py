@@ -217,7 +217,8 @@ def _fits(target: ReferenceTarget) -> bool:
     storage = target.row_storage
     if storage.startswith("affine"):
         return all(fits(storage, width) for both in target.row_widths for width in both)
-    return not _rotates(target) or any(target.windows)
+    # A layer with a window of its own, on a ring of another width, is what no run judges.
+    return CACHES[target.storage].kind != "rotating" or _rotates(target) == any(target.windows)
 
 
 def paths(family: str) -> tuple[Path, ...]:

@@ -133,7 +133,7 @@ def test_one_configuration_does_not_speak_for_another() -> None:
         if one.verdict is Verdict.VACUOUS:
             assert one.tally.by_target.get("silent, rows", 0) == 0
             assert one.reason == (
-                "no decisive step on 1 of 2 configurations (silent, rows): it needs "
+                "no decisive step on 1 of 2 configurations (silent, rows): decisive would be: "
                 + properties.BY_ID[one.id].decisive_when
             )
 
@@ -228,7 +228,7 @@ def test_what_is_never_decisive_is_vacuous_and_what_is_half_hidden_inconclusive(
             assert one.reason == hidden
         elif one.id in vacuous and one.tally.steps:
             where = "on 1 of 1 configurations (plain, rows)"
-            assert one.reason == f"no decisive step {where}: it needs {decisive}"
+            assert one.reason == f"no decisive step {where}: decisive would be: {decisive}"
         elif one.id in vacuous:
             assert one.reason == f"it met nothing that it could judge (decisive would be: {decisive})"
         elif one.verdict is not Verdict.NOT_APPLICABLE:  # a mask that is never explicit cannot hide padding

@@ -19,6 +19,7 @@ from harness.tally import Tally
 from harness.targets import naming
 from harness.targets.reference import ReferenceTarget, targets
 from harness.targets.reference_caches import FAR
+from reference_models.engine import CachePool
 from reference_models.registry import variants
 
 QUICK = PROFILES["quick"]
@@ -143,3 +144,28 @@ def test_a_bug_of_wide_rings_is_found_on_them_alone() -> None:
     with fault.plant():
         assert run([WIDE[0]], ONLY_FAR, judges)[0].found
         assert not run([DENSE], QUICK, judges)[0].found
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_an_error_in_front_of_a_crowd_is_a_finding_and_the_search_goes_on(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Once it is muted, programs stop before anybody could gather."""
+
+    def cannot(*_: object) -> int:
+        raise RuntimeError("no fork")
+
+    monkeypatch.setattr(CachePool, "fork", cannot)
+    profile = dataclasses.replace(QUICK, programs=1, least=1, of_a_kind=0, far=1, patience=0)
+    result, _ = run(
+        [DENSE], dataclasses.replace(profile, programs=16), [properties.BY_ID["every_operation_completes"]], seed
+    )
+    assert [bug.finding.property_id for bug in result.found] == ["every_operation_completes"]
+
+
+@pytest.mark.parametrize("name", ["rollback-far-drops-one-more", "wide-ring-turns-one-slot-late"])
+def test_bugs_of_large_steps_are_found(name: str) -> None:
+    fault = next(fault for fault in FAULTS if fault.id == name)
+    on = [target for target in (DENSE, *WIDE) if fault.shown_on(target)]
+    with fault.plant():
+        assert run(on, ONLY_FAR, [properties.BY_ID[str(fault.breaks)]])[0].found

@@ -31,7 +31,7 @@ from harness.operations import (
     TrimFront,
     Verify,
 )
-from harness.target import Capability, CopyObservation
+from harness.target import CacheMemory, Capability, CopyObservation
 from harness.targets.reference import ReferenceTarget, targets
 from harness.targets.reference_session import ReferenceSession
 
@@ -82,8 +82,8 @@ def test_growth_alone_proves_nothing() -> None:
     ("bug", "smallest", "message"),
     [
         ("what is reset stays", program(Prefill(3)), "holds 4096 bytes of keys and values when everybody has left"),
-        ("overwritten snapshots stay", program(Prefill(3), Snapshot(2)), "(before, it held 8192)"),
-        ("reset keeps its memory", program(Prefill(3)), "allowed are 0 that the model owns (before, it held 4096)"),
+        ("overwritten snapshots stay", program(Prefill(3), Snapshot(2)), "before, it held 8192)"),
+        ("reset keeps its memory", program(Prefill(3)), "allowed are 0 (it held 0 when it was opened, 0 are of"),
     ],
     ids=["reset", "snapshot", "buffers"],
 )
@@ -237,3 +237,34 @@ def test_the_planted_bugs_are_among_all() -> None:
 def test_who_cannot_tell_is_not_asked() -> None:
     _, tally = judge(fake(lacks=frozenset({Capability.FOOTPRINT})), program(Prefill(3)), KEPT)
     assert KEPT not in tally.properties
+
+
+def test_what_an_engine_holds_from_the_beginning_it_may_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A constant array in a pool is nobody's keys."""
+    target = targets("qwen2_vl")[0]
+    measured = ReferenceSession.footprint
+    monkeypatch.setattr(ReferenceSession, "footprint", lambda self: measured(self) + 128)
+    assert execute(target, program(Prefill(2))).emptied.allowed == 128
+    judge_program(target, program(Prefill(2), Snapshot(0), Reset()), [properties.BY_ID[KEPT]])
+
+
+@pytest.mark.parametrize("told", [-1, float("nan"), None, True], ids=["negative", "nan", "nothing", "bool"])
+def test_a_size_that_is_none_is_found(monkeypatch: pytest.MonkeyPatch, told: object) -> None:
+    target = targets("qwen2_vl")[0]
+    monkeypatch.setattr(ReferenceSession, "footprint", lambda self: told)
+    finding, _ = judge(target, program(Prefill(2)), KEPT)
+    assert finding is not None and "is no number of bytes" in finding.message
+
+
+def test_a_ring_may_be_there_as_a_whole_from_its_first_token_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As mx.zeros of the whole window would be; one slot more than the window is reported."""
+    target = next(each for each in targets("mistral4", far=True) if each.storage == "rotating-300-sinks-3")
+    for slots, found in ((300, False), (301, True)):
+        memory = ReferenceSession.memory
+
+        def whole(self: Any, sequence: int, memory: Any = memory, slots: int = slots) -> tuple[CacheMemory, ...]:
+            return tuple(CacheMemory(each.per_slot * slots, each.per_slot) for each in memory(self, sequence))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ReferenceSession, "memory", whole)
+            assert (judge(target, program(Prefill(3)), MEMORY)[0] is not None) == found

@@ -12,7 +12,9 @@ import properties
 from harness.cli import main
 from harness.execution import execute
 from harness.operations import Batch, BatchForward, Prefill, Program, Rollback
+from harness.target import CacheMemory
 from harness.targets import reference
+from harness.targets.reference import targets
 from harness.targets.reference_session import ReferenceSession
 from reference_models.engine.batch_cache import BatchKVCache
 from reference_models.engine.kv_cache import KVCache
@@ -87,3 +89,22 @@ def test_a_batch_cache_of_mlx_lm_that_cannot_give_a_row(monkeypatch: pytest.Monk
     monkeypatch.undo()
     monkeypatch.setattr(cache.BatchKVCache, "prepare", broken)
     assert execute(target, batch).steps[-1].error == "ValueError: not enough blocks"
+
+
+@pytest.mark.parametrize("name", ["lengths", "rows", "memory"])
+def test_caches_of_some_layers_alone_are_found(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """What is compared as far as it goes proves nothing of the other layers."""
+    told = getattr(ReferenceSession, name)
+    monkeypatch.setattr(ReferenceSession, name, lambda self, sequence: told(self, sequence)[:1])
+    target = next(each for each in targets("qwen2_vl") if len(each.attention_layers) > 1)
+    step = execute(target, Program((Prefill(3),))).steps[-1]
+    assert step.error is not None and f"its caches cannot be read: {name} of 1 caches" in step.error
+
+
+@pytest.mark.parametrize("size", [-1, float("nan"), None], ids=["negative", "nan", "nothing"])
+def test_bytes_that_are_no_number_are_found(monkeypatch: pytest.MonkeyPatch, size: Any) -> None:
+    target = targets("qwen2_vl")[0]
+    caches = (CacheMemory(size, 4),) * len(target.attention_layers)
+    monkeypatch.setattr(ReferenceSession, "memory", lambda self, sequence: caches)
+    step = execute(target, Program((Prefill(3),))).steps[-1]
+    assert step.error is not None and "bytes of cache 0" in step.error

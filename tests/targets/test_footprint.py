@@ -49,9 +49,11 @@ def knot() -> list[Any]:
     ("thing", "expected"),
     [
         (ARRAY, 24),
-        (np.zeros(5, np.int8), 5),
+        (np.zeros((1, 5), np.int8), 5),
         ([ARRAY, (ARRAY, {"again": ARRAY})], 24),
-        ([ARRAY, mx.zeros(2)], 32),
+        ([ARRAY, mx.zeros((2, 1))], 32),
+        ([ARRAY, mx.zeros(2), mx.array(7), np.zeros(5)], 24),
+        ({(1, Slotted()): None}, 24),
         ({1: deque([ARRAY])}, 24),
         ({frozenset({1}): [{"deep": SimpleNamespace(array=ARRAY)}]}, 24),
         (Slotted(), 24),
@@ -65,7 +67,7 @@ def knot() -> list[Any]:
         (OfAClass(), 0),
     ],
     ids=[
-        *("array", "numpy", "shared", "two", "dict", "nested", "slots", "method"),
+        *("array", "numpy", "shared", "two", "offsets", "key", "dict", "nested", "slots", "method"),
         *("default", "positional", "named", "closure", "knot", "nothing", "class"),
     ],
 )
