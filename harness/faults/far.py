@@ -187,7 +187,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "wide-ring-turns-one-slot-late",
         "a ring wider than 256 slots skips its last one when it turns, and overwrites the first behind the sinks again",
-        "keys_equal_ledger_live_length",
+        "outputs_equal_the_witness",
         replacing(RotatingKVCache, "_overwritten", _one_slot_late),
         shown_on=lambda target: any(rule is not None and (rule.window or 0) > GROWTH for rule in target.rules),
         layer="cache",
