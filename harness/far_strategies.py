@@ -29,7 +29,8 @@ _tokens = weighted(
     (2, st.tuples(st.integers(250, 270), st.integers(2, 40))),
     (6, st.tuples(st.integers(250, 258), st.integers(250, 260))),
     (2, st.tuples(st.integers(500, 515), st.integers(255, 260))),
-    (3, st.tuples(st.just(1000), st.integers(20, 40))),
+    # In chunks: what a wire tells of a forward grows with its tokens and keys.
+    (3, st.tuples(*(st.just(250) for _ in range(4)), st.integers(25, 50))),
     (2, st.tuples(st.integers(254, 256), st.just(1), st.just(1), st.just(1))),  # grows by single tokens
 )
 _owners: st.SearchStrategy[tuple[Owner, ...]] = weighted(

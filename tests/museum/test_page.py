@@ -95,3 +95,19 @@ def test_what_is_not_as_it_should_be_fails(
     _faked(monkeypatch, seen)
     assert main(["museum"]) == 1
     assert "0 of 1" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_what_another_bug_hides_is_looked_for_with_other_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def once(exhibit: Exhibit, version: str, family: str, python: Path, profile: str, seed: int, limit: float) -> Visit:
+        asked.append(seed)
+        return Visit(exhibit, version, family, 104, 9.0, (), SHOWN if len(asked) == hidden + 1 else frozenset())
+
+    monkeypatch.setattr(command, "_visit_once", once)
+    exhibit = BUG
+    for hidden, verdict in ((0, "clean"), (1, "clean"), (3, "NOT SHOWN")):
+        asked.clear()
+        visit = command._visit(exhibit, exhibit.fixed, "llama", Path("python"), "quick", 7, 1.0)
+        assert visit.verdict == verdict and asked[0] == 7
+        assert len(asked) == len(set(asked)) == min(hidden + 1, 3)

@@ -138,7 +138,7 @@ def test_coverage_in_words(each: Record) -> None:
 def standard(finding: Record, replay: str | None) -> str:
     program = Program.from_json(finding["program_json"])
     violation = Violation(None, finding["message"])
-    return Finding(finding["property"], finding["target"], violation, program).text(replay)
+    return Finding(finding["property"], finding["target"], violation, program).text(replay, known="known" in finding)
 
 
 def test_findings_and_control_are_in_the_standard_form(each: Record) -> None:
