@@ -150,7 +150,23 @@ def _fetches(keep: Callable[[mx.array], mx.array]) -> Plant:
 
         return trim_front
 
-    return both(replacing(KVCache, "update_and_fetch", fetching), replacing(KVCache, "trim_front", trimming))
+    def resetting(original: Any) -> Any:
+        def reset(self: KVCache) -> None:
+            vars(self).pop("_given_out", None)
+            original(self)
+
+        return reset
+
+    return both(
+        replacing(KVCache, "update_and_fetch", fetching),
+        replacing(KVCache, "trim_front", trimming),
+        replacing(KVCache, "reset", resetting),
+    )
+
+
+def _copies_a_row(keys: mx.array) -> mx.array:
+    """One slot, which an engine may keep."""
+    return mx.array(keys[:, :, :1])
 
 
 def _whole_buffers(original: Any) -> Any:
@@ -271,7 +287,7 @@ VARIATIONS: tuple[Fault, ...] = (
         "writes-into-its-own-copies",
         "tokens, masks and keys are copied, and the copies written to",
         None,
-        both(_embeds(_clears_a_copy), _attends(_hides_in_a_copy), _fetches(mx.array)),
+        both(_embeds(_clears_a_copy), _attends(_hides_in_a_copy), _fetches(_copies_a_row)),
     ),
     Fault(
         "writes-back-what-was-there",
