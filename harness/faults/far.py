@@ -23,6 +23,10 @@ def _paged(target: Any) -> bool:
     return bool(target.storage.startswith("paged"))
 
 
+def _wide_ring(target: Any) -> bool:
+    return any(rule is not None and (rule.window or 0) > GROWTH for rule in target.rules)
+
+
 def _without_rules(target: Any) -> bool:
     return not any(target.rules) and not _paged(target)
 
@@ -181,7 +185,7 @@ FAULTS: tuple[Fault, ...] = (
         "a ring wider than 256 slots turns as soon as its first 256 are in use",
         "keys_equal_ledger_live_length",
         replacing(RotatingKVCache, "_overwritten", _full_at_one_step),
-        shown_on=lambda target: any(rule is not None and (rule.window or 0) > GROWTH for rule in target.rules),
+        shown_on=_wide_ring,
         layer="cache",
     ),
     Fault(
@@ -189,7 +193,7 @@ FAULTS: tuple[Fault, ...] = (
         "a ring wider than 256 slots skips its last one when it turns, and overwrites the first behind the sinks again",
         "outputs_equal_the_witness",
         replacing(RotatingKVCache, "_overwritten", _one_slot_late),
-        shown_on=lambda target: any(rule is not None and (rule.window or 0) > GROWTH for rule in target.rules),
+        shown_on=_wide_ring,
         layer="cache",
     ),
     Fault(

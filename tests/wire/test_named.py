@@ -19,6 +19,7 @@ import pytest
 
 from harness.cli import main
 from harness.reporting import load_schema
+from harness.scratch import LOCK
 from harness.targets.naming import KINDS, Asked, TargetError, resolve, split_names, target_from_identity
 from harness.trace import read_trace
 
@@ -166,7 +167,9 @@ def test_no_worker_outlives_the_harness(
     process.stdout.close()
     assert len(workers) == int(jobs) and all(gone(pid) for pid in workers)
     for folder in temporary.glob("kv-harness-*") if number == signal.SIGKILL else ():
-        shutil.rmtree(folder)  # what is killed cannot clear up; the next harness does
+        # What is killed cannot clear up: the next harness does. Beside the lock that says so nothing is in it.
+        assert [each.name for each in folder.iterdir()] in ([], [LOCK])
+        shutil.rmtree(folder)
 
 
 def running(command: str) -> list[int]:
