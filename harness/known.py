@@ -21,7 +21,7 @@ def known_of(bug: FoundBug) -> Known | None:
     if library is None or identity.policy == PLANTED_POLICY:  # whose bug is ours
         return None
     codes = tuple(type(operation).code for operation in finding.program.operations)
-    caches = identity.variant.rpartition("@")[2] if "@" in identity.variant else ""
+    caches = tuple(identity.variant.split("@")[1:])
     if (version := installed(library)) is None:
         return None
     found = Found(library, version, identity.family, caches, finding.property_id, finding.message, codes)

@@ -18,12 +18,12 @@ FOLDER = Path(__file__).parent
 @dataclass(frozen=True)
 class Found:
     """What is known of a finding: the ``library`` (package) and its installed ``version``, the model type, what stands
-    behind the @ of its target, the property, its message, and the codes of the operations of its program."""
+    behind every @ of its target, the property, its message, and the codes of the operations of its program."""
 
     library: str
     version: str
     family: str
-    caches: str
+    caches: tuple[str, ...]
     property_id: str
     message: str
     operations: tuple[str, ...]
@@ -34,7 +34,7 @@ class KnownFailure:
     """``id``: name of both files; ``library``: package; ``families``: model types of its targets; ``fails``: the
     property that does, and then its ``message``, a regular expression, where that tells it from others; ``also``:
     properties that it was seen to break by what follows from it, under the same conditions but for the message, which
-    is of ``fails``; ``caches``: how begins what stands behind the @ of targets that show it, ``operations``: one of
+    is of ``fails``; ``caches``: how begins what stands behind each @ of targets that show it, ``operations``: one of
     these is in every program that does (codes; both empty where any may); ``versions``: releases in which the bug was
     seen; ``program``: the shrunk program that shows it; ``upstream``: a public report, "" if none is known;
     ``evidence``: what was looked at, and why it is a bug."""
@@ -48,7 +48,7 @@ class KnownFailure:
     program: str
     upstream: str
     evidence: str
-    caches: str = ""
+    caches: tuple[str, ...] = ()
     operations: tuple[str, ...] = ()
     message: str = ""
     also: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class KnownFailure:
             return None
         if self.library != found.library or found.version not in self.versions:
             return None
-        if self.caches and not found.caches.startswith(self.caches):
+        if not all(any(given.startswith(each) for given in found.caches) for each in self.caches):
             return None
         if self.operations and not set(self.operations) & set(found.operations):
             return None
@@ -67,7 +67,7 @@ class KnownFailure:
         if self.message and not follows and re.search(self.message, found.message) is None:
             return None
         told = ["what follows from it" if follows else "property", "family", f"{self.library} {found.version}"]
-        told += [f"caches @{self.caches}"] if self.caches else []
+        told += [f"caches @{'@'.join(self.caches)}"] if self.caches else []
         told += [f"operation {' or '.join(self.operations)}"] if self.operations else []
         return ", ".join(told + ["message"] * bool(self.message and not follows))
 
@@ -99,7 +99,7 @@ def _read(path: Path) -> KnownFailure:
     optional = {"caches", "operations", "message", "also"}
     if odd := sorted((names - optional - set(data)) | (set(data) - names)):
         raise ValueError(f"{path.name}: the field {odd[0]} is {'missing' if odd[0] in names else 'unknown'}")
-    lists = {name: tuple(data.get(name, ())) for name in ("families", "versions", "operations", "also")}
+    lists = {name: tuple(data.get(name, ())) for name in ("families", "versions", "caches", "operations", "also")}
     try:
         re.compile(data.get("message", ""))
     except re.error as error:

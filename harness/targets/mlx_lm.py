@@ -3,7 +3,8 @@
 ``mlx_lm:<model type>`` is a family with the caches of ``make_prompt_cache``, ``mlx_lm:<folder>`` a checkpoint, which
 the library loads; with ``@live-window`` behind it the same model on our caches, whose front can be trimmed (is what the
 model makes of its masks right then?), with ``@max-kv-size=N`` on those that the library bounds to N keys, and with
-``@batch-generator``, ``@batch-generator-in-pieces`` or ``@speculative`` in generation of the library as a whole.
+``@batch-generator``, ``@batch-generator-in-pieces`` (each also with ``@max-kv-size=N`` behind it) or ``@speculative``
+in generation of the library as a whole.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ TRIMS_ITSELF = "its chunked caches drop their own fronts, and its masks begin at
 
 def _parts(rest: str) -> tuple[str, str]:
     """What stands before the @ that says whose caches, and what behind it. A folder may have an @ in its name."""
-    before, at, caches = rest.rpartition("@")
-    named = "|".join((LIVE_WINDOW, rf"{BOUNDED}[0-9]{{1,9}}", *GENERATION))
-    return (before, caches) if at and re.fullmatch(named, caches) else (rest, OWN)
+    bounded = rf"{BOUNDED}[0-9]{{1,9}}"
+    named = "|".join((LIVE_WINDOW, bounded, SPECULATIVE, *(rf"{each}(?:@{bounded})?" for each in SETTINGS)))
+    behind = re.fullmatch(rf"(.*?)@({named})", rest, re.DOTALL)
+    return (behind[1], behind[2]) if behind else (rest, OWN)
 
 
 def _is_folder(name: str) -> bool:
@@ -72,7 +74,7 @@ def of_checkpoint(checkpoint: Checkpoint, caches: str) -> MlxLmTarget:
 
 
 def _kind(caches: str) -> type[MlxLmTarget]:
-    return GENERATION.get(caches, MlxLmTarget)
+    return GENERATION.get(caches.partition("@")[0], MlxLmTarget)
 
 
 def _heeded(target: MlxLmTarget) -> MlxLmTarget:

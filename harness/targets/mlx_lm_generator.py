@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import inspect
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -74,17 +75,20 @@ _SEEN = frozenset({Capability.ATTENTION, Capability.ATTENTION_VALUES, Capability
 
 @dataclasses.dataclass(frozen=True)
 class GeneratorTarget(MlxLmTarget):
-    """A model of mlx-lm in its own ``BatchGenerator``; ``caches``: a name of SETTINGS."""
+    """A model of mlx-lm in its own ``BatchGenerator``; ``caches``: a name of SETTINGS, and a bound behind it."""
 
     @property
     def settings(self) -> Settings:
-        return SETTINGS[self.caches]
+        return SETTINGS[self.caches.partition("@")[0]]
 
     def check(self) -> None:
         """UnknownFamily where the generator cannot run this model, or this release has none."""
         named = f"mlx_lm:{self.model_type}@{self.caches} cannot be judged"
-        if not hasattr(importlib.import_module("mlx_lm.generate"), "BatchGenerator"):
+        kind = getattr(importlib.import_module("mlx_lm.generate"), "BatchGenerator", None)
+        if kind is None:
             raise UnknownFamily(f"{named}: mlx-lm {version()} has no BatchGenerator")
+        if self.max_kv_size is not None and "max_kv_size" not in inspect.signature(kind).parameters:
+            raise UnknownFamily(f"{named}: the BatchGenerator of mlx-lm {version()} has no max_kv_size")
         if not release.batches(self._library.make_prompt_cache(self._model)):
             raise UnknownFamily(f"{named}: BatchGenerator merges caches, which not all of this model's can")
 
@@ -96,16 +100,16 @@ class GeneratorTarget(MlxLmTarget):
 
     def open(self, owners: tuple[Owner, ...]) -> Session:
         make = functools.partial(self._library.make_prompt_cache, self._model)
-        return GeneratorSession(
-            self._model, make, [at for _, at in self._calls], owners, self.settings, self.vocab_size
-        )
+        settings, calls = self.settings, [at for _, at in self._calls]
+        return GeneratorSession(self._model, make, calls, owners, settings, self.vocab_size, self.max_kv_size)
 
     def cache_free(self, history: History) -> Expected:
-        return cache_free(history, self._alone)
+        return cache_free(history, self._alone if self.max_kv_size is None else self._with_masks)
 
 
 class GeneratorSession(TrimsNothing):
-    """``calls``: which leaf of a prompt cache every attention call of a forward reads."""
+    """``calls``: which leaf of a prompt cache every attention call of a forward reads; ``max_kv_size``: what the
+    generator is asked for, if it is, beside ``make_caches``, which makes the same ones."""
 
     def __init__(
         self,
@@ -115,9 +119,11 @@ class GeneratorSession(TrimsNothing):
         owners: tuple[Owner, ...],
         settings: Settings,
         vocab_size: int,
+        max_kv_size: int | None = None,
     ) -> None:
         self._model, self._make_caches, self._calls = WatchedModel(model, calls), make_caches, tuple(calls)
         self._settings = settings
+        self._bound = {} if max_kv_size is None else {"max_kv_size": max_kv_size}
         self._requests = [Request(number, vocab_size) for number in range(len(owners))]
         self._alone = [self._generator() for _ in owners]
         self._together = self._generator()
@@ -126,8 +132,8 @@ class GeneratorSession(TrimsNothing):
 
     def _generator(self) -> Any:
         kind, size = importlib.import_module("mlx_lm.generate").BatchGenerator, self._settings.batch_size
-        step = self._settings.prefill_step_size
-        return kind(self._model, prefill_step_size=step, prefill_batch_size=size, completion_batch_size=size)
+        sizes = {"prefill_batch_size": size, "completion_batch_size": size}
+        return kind(self._model, prefill_step_size=self._settings.prefill_step_size, **sizes, **self._bound)
 
     def tell_attention(self) -> None:
         self._model.told = True

@@ -69,7 +69,8 @@ class MlxLmTarget:
     @property
     def max_kv_size(self) -> int | None:
         """What the library is asked for, where it is."""
-        return int(self.caches.removeprefix(BOUNDED)) if self.caches.startswith(BOUNDED) else None
+        bound = self.caches.rpartition("@")[2]
+        return int(bound.removeprefix(BOUNDED)) if bound.startswith(BOUNDED) else None
 
     @property
     def _library(self) -> Library:

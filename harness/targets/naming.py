@@ -7,6 +7,7 @@ list, ``names()``.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import re
 from collections.abc import Callable
@@ -23,6 +24,8 @@ KINDS = {
     "mlx_vlm": "harness.targets.mlx_vlm",
     "wire": "harness.targets.wire",
 }
+JUDGED = tuple(kind for kind in KINDS if kind != "checkpoint")
+"""Those that ``--target`` takes: a checkpoint on our models is judged by ``kv-harness validate``."""
 ALL = "all"
 """``KIND:all`` stands for all that a kind lists."""
 LIMIT = 60.0
@@ -94,7 +97,9 @@ def resolve(name: str, asked: Asked) -> Subject:
     """The subject of a name. Raises TargetError."""
     kind, colon, rest = name.partition(":")
     if not colon or kind not in KINDS:
-        raise TargetError(f"a target is named {', '.join(f'{known}:...' for known in KINDS)}, not {name!r:.80}")
+        said = f"a target is named {', '.join(f'{known}:...' for known in JUDGED)}, not {name!r:.80}"
+        meant = difflib.get_close_matches(kind, JUDGED, n=1) if colon else []
+        raise TargetError(f"{said}; did you mean {f'{meant[0]}:{rest}'!r:.80}?" if meant else said)
     if not rest.strip():
         raise TargetError(f"the target {name!r:.80} names nothing behind its colon")
     return cast(Subject, _module(kind).subject(rest.strip(), asked))

@@ -22,6 +22,7 @@ from harness.reporting.verdicts import Outcome, verdict_of, with_known
 from harness.tally import PropertyTally, Tally
 from harness.target import TargetIdentity
 
+LENGTH = "keys_equal_ledger_live_length"
 COMPLETES = "every_operation_completes"
 SAID = "Rollback(1) raised TypeError: 'NoneType' object is not subscriptable"
 BATCHED: tuple[Operation, ...] = (Prefill(1), Batch((0, 1)), Rollback(1, 1))
@@ -95,12 +96,30 @@ def test_nor_one_of_a_release_that_no_record_names(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("variant", "is_known"), [("tiny@max-kv-size=9", True), ("tiny", False), ("tiny@speculative", False)]
+    ("variant", "is_known"),
+    [
+        ("tiny@max-kv-size=9", True),
+        ("tiny@batch-generator@max-kv-size=9", True),
+        ("tiny", False),
+        ("tiny@speculative", False),
+        ("tiny@batch-generator", False),
+    ],
 )
 def test_a_record_of_bounded_caches_speaks_of_no_others(variant: str, is_known: bool) -> None:
     found = bug("x", (Prefill(10),), "mask_shows_exactly_the_visible_set", family="qwen3", variant=variant)
     assert ((told := known.known_of(found)) is not None) is is_known
     assert told is None or "caches @max-kv-size=" in told["matched"]
+
+
+def test_a_record_of_two_conditions_wants_both() -> None:
+    told = [
+        known.known_of(
+            bug("x", (Prefill(9),), "keys_equal_ledger_live_length", family="qwen3", variant=f"tiny{caches}")
+        )
+        for caches in ("@batch-generator-in-pieces@max-kv-size=9", "@batch-generator", "@max-kv-size=9", "")
+    ]
+    assert told[0] is not None and told[0]["id"] == "batch_generator_drops_sinks" and told[1:] == [None, None, None]
+    assert "caches @batch-generator@max-kv-size=" in told[0]["matched"]
 
 
 def test_every_record_matches_what_it_says_and_names_operations_that_there_are() -> None:

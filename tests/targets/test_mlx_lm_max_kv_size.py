@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import mlx.core as mx
@@ -16,6 +17,7 @@ from harness.judge import judge_program
 from harness.operations import (
     Batch,
     BatchDecode,
+    BatchForward,
     Chunk,
     Decode,
     Fork,
@@ -31,10 +33,12 @@ from harness.profiles import PROFILES
 from harness.rules import CacheRule
 from harness.targets import mlx_lm, naming
 from harness.targets.mlx_lm_catalogue import FAMILIES
+from harness.targets.mlx_lm_generator import SETTINGS
 from harness.targets.mlx_lm_models import library
 from properties import ALL, BY_ID
 
 BOUND = 9
+WHOLE, _ = SETTINGS
 TWO = ("pool", "pool")
 
 
@@ -123,6 +127,39 @@ def test_what_is_known_to_be_wrong_is_found(program: Program, finds: str) -> Non
     assert caught.value.finding.property_id == finds
 
 
+def generator(bound: int, name: str = WHOLE) -> mlx_lm.MlxLmTarget:
+    return mlx_lm.resolve(f"mlx_lm:qwen3@{name}@max-kv-size={bound}")[0]
+
+
+@pytest.mark.parametrize(
+    ("program", "finds"),
+    [
+        (Program((Prefill(BOUND),)), "keys_equal_ledger_live_length"),
+        (Program((Prefill(3), Decode(BOUND))), "outputs_equal_the_cache_free_forward"),  # no chunk goes over the bound
+    ],
+)
+def test_the_generator_loses_the_first_keys_of_what_it_bounds(program: Program, finds: str) -> None:
+    with pytest.raises(FindingError) as caught:
+        judge_program(generator(BOUND), program, [BY_ID[finds]])
+    assert caught.value.finding.property_id == finds
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_generator_is_asked_for_its_bound_and_right_below_it(name: str) -> None:
+    made = generator(40, name)
+    assert made.max_kv_size == 40 and set(made.rules) == {CacheRule(40, 4, rewinds=False)}
+    assert made.open(TWO)._together.max_kv_size == 40  # type: ignore[attr-defined]
+    life = (Prefill(7), Prefill(3, 1), Batch((0, 1)), BatchForward((3, 5)), BatchDecode(4), Batch((1,)), Decode(5))
+    judge_program(made, Program((*life, Decode(6, 1), Fork(0, 1), Chunk(9, 1)), TWO), ALL)
+
+
+def test_a_generator_that_takes_no_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = importlib.import_module("mlx_lm.generate").BatchGenerator
+    monkeypatch.setattr(kind, "__init__", lambda self, model, prefill_step_size=1: None)
+    with pytest.raises(naming.TargetError, match=r"the BatchGenerator of mlx-lm .* has no max_kv_size"):
+        naming.resolve(f"mlx_lm:qwen3@{WHOLE}@max-kv-size=9", naming.Asked())
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -132,6 +169,10 @@ def test_what_is_known_to_be_wrong_is_found(program: Program, finds: str) -> Non
         ("qwen3@max-kv-size=", "@max-kv-size=N"),
         ("qwen3@max-kv-size=-9", "@max-kv-size=N"),
         ("qwen3@max-kv-size=9@live-window", "@max-kv-size=N"),
+        ("qwen3@max-kv-size=9@batch-generator", "@max-kv-size=N"),
+        ("qwen3@speculative@max-kv-size=9", "@max-kv-size=N"),
+        ("qwen3@batch-generator@max-kv-size=4", "more than the 4 keys"),
+        ("llama@batch-generator@max-kv-size=9", "makes its caches itself"),
     ],
 )
 def test_a_bound_that_cannot_be_is_refused_in_one_line(name: str, said: str) -> None:
@@ -146,5 +187,6 @@ def test_masks_of_another_policy_are_refused() -> None:
 
 
 def test_a_target_is_rebuilt_from_what_a_trace_says_of_it() -> None:
-    again = mlx_lm.target_from_identity(bounded().identity.to_json())
-    assert again == bounded() and again.identity == bounded().identity and again.max_kv_size == BOUND
+    for made in (bounded(), generator(BOUND)):
+        again = mlx_lm.target_from_identity(made.identity.to_json())
+        assert again == made and again.identity == made.identity and again.max_kv_size == BOUND

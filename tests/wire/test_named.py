@@ -20,7 +20,7 @@ import pytest
 from harness.cli import main
 from harness.reporting import load_schema
 from harness.scratch import LOCK
-from harness.targets.naming import KINDS, Asked, TargetError, resolve, split_names, target_from_identity
+from harness.targets.naming import JUDGED, Asked, TargetError, resolve, split_names, target_from_identity
 from harness.trace import read_trace
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,8 @@ def test_names_are_split_where_a_kind_begins() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("qwen2_vl", f"a target is named {', '.join(f'{kind}:...' for kind in KINDS)}, not 'qwen2_vl'"),
+        ("qwen2_vl", f"a target is named {', '.join(f'{kind}:...' for kind in JUDGED)}, not 'qwen2_vl'"),
+        ("mlx-lm:llama", "did you mean 'mlx_lm:llama'?"),
         ("wire:", "names nothing behind its colon"),
         ("reference:qwen2", "qwen2_vl"),
         ("reference:qwen2_vl:none", "qwen2_vl has nothing called 'none'; its variants are one-layer"),
