@@ -41,7 +41,7 @@ def drawn(
 ) -> tuple[Counter[str], Coverage]:
     """Of so many programs on each of these targets."""
     listening = _Listening(words)
-    profile = dataclasses.replace(QUICK, programs=programs * len(chosen), least=programs, of_a_kind=0)
+    profile = dataclasses.replace(QUICK, programs=programs * len(chosen), least=programs, of_a_kind=0, far=0)
     run_campaign("drawn", chosen, [], profile, 0, also=listening)
     return listening.met, listening.coverage
 
