@@ -48,7 +48,8 @@ parity: $(PEERS_STAMP)  # the reference models and the engines of others, over d
 	@$(PEERS_VENV)/bin/python -m tests.parity --examples $(EXAMPLES) --seed '$(SEED)' $(if $(WRITE),--write) $(PARITY)
 	@$(PEERS_VENV)/bin/python -m pytest -q -n auto tests/reference_models/witness/test_transformers.py \
 	tests/reference_models/test_windows.py tests/targets/test_mlx_vlm.py tests/targets/test_mlx_vlm_text.py \
-	tests/wire/test_mlx_vlm.py tests/targets/test_known_failures.py
+	tests/wire/test_mlx_vlm.py
+	@$(PEERS_VENV)/bin/python -m pytest -q -n auto tests/targets/test_known_failures.py -k mlx-vlm  # the others: make test
 
 bench: $(STAMP)  # what the harness costs per forward
 	$(BIN)/python tests/bench/overhead.py

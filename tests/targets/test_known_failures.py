@@ -27,7 +27,7 @@ def test_there_are_some() -> None:
     assert len(ALL) >= 7 and len({each.id for each in ALL}) == len(ALL)
 
 
-@pytest.mark.parametrize("failure", ALL, ids=lambda failure: failure.id)
+@pytest.mark.parametrize("failure", ALL, ids=lambda failure: f"{failure.library}-{failure.id}")
 def test_a_record_is_whole(failure: records.KnownFailure) -> None:
     assert failure.fails in BY_ID
     assert failure.title and failure.program and failure.evidence.strip() and failure.versions and failure.families
@@ -45,7 +45,7 @@ def test_a_record_is_whole(failure: records.KnownFailure) -> None:
     assert len(source.splitlines()) <= 25
 
 
-@pytest.mark.parametrize("failure", ALL, ids=lambda failure: failure.id)
+@pytest.mark.parametrize("failure", ALL, ids=lambda failure: f"{failure.library}-{failure.id}")
 def test_the_reproduction_shows_it(failure: records.KnownFailure) -> None:
     version = _installed(failure.library)
     if version not in failure.versions:
