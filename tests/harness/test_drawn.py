@@ -30,7 +30,7 @@ from reference_models.engine import masks
 
 MASK = "mask_key_axis_equals_live_keys"
 QUICK = PROFILES["quick"]
-FEW = dataclasses.replace(QUICK, programs=24, least=2, configurations=6, far=0)
+FEW = dataclasses.replace(QUICK, programs=24, least=2, configurations=6)
 
 
 def drawn_targets(family: str, policy: Any, seed: int, path: Any = "text") -> list[ReferenceTarget]:

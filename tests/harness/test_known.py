@@ -113,9 +113,7 @@ def test_a_record_of_bounded_caches_speaks_of_no_others(variant: str, is_known: 
 
 def test_a_record_of_two_conditions_wants_both() -> None:
     told = [
-        known.known_of(
-            bug("x", (Prefill(9),), "keys_equal_ledger_live_length", family="qwen3", variant=f"tiny{caches}")
-        )
+        known.known_of(bug("x", (Prefill(9),), LENGTH, family="qwen3", variant=f"tiny{caches}"))
         for caches in ("@batch-generator-in-pieces@max-kv-size=9", "@batch-generator", "@max-kv-size=9", "")
     ]
     assert told[0] is not None and told[0]["id"] == "batch_generator_drops_sinks" and told[1:] == [None, None, None]
