@@ -33,6 +33,7 @@ from harness.serving_machine import ServingMachine
 from harness.target import Capability
 
 CROWD = 4  # sequences; ordinary programs have up to three
+ROUND = 350  # single tokens: once round the widest ring that is judged, and some more
 
 
 class FarMachine(ProgramMachine):
@@ -45,7 +46,6 @@ class FarMachine(ProgramMachine):
     def _begin_far(self, shape: far.Shape, frame: draw.Frame, first: Prefill, rest: Sequence[int]) -> None:
         """``first`` is the prompt of the first sequence, ``rest`` of its tokens follow as chunks, unless in a crowd."""
         able = self.target.capabilities
-        # A crowd of short sequences does not fill what is wide.
         crowd = shape.crowd and not self._wide() and {Capability.SEQUENCES, Capability.BATCH} <= able
         owners: tuple[Owner, ...] = tuple("pool" for _ in shape.lengths) if crowd else shape.owners
         start = "prefill" if crowd or not shape.forks else "fork"
@@ -53,6 +53,9 @@ class FarMachine(ProgramMachine):
         if not crowd:
             for tokens in rest:
                 self._apply(Chunk(tokens))
+            if shape.crowd and self._wide():  # a crowd of short sequences does not fill what is wide
+                self._apply(Chunk(280))
+                self._apply(Decode(ROUND))
             return
         for index, tokens in enumerate(shape.lengths[2:], 2):
             self._apply_able((Fork(index),) if shape.forks and index % 2 else (Prefill(tokens, index),))
@@ -78,7 +81,7 @@ class FarMachine(ProgramMachine):
     def turn_what_is_wide(self, tokens: int) -> None:
         """Token by token once round a ring, or past the edge of a chunk."""
         index = self._long()
-        self._apply(Decode(350, index))
+        self._apply(Decode(ROUND, index))
         self._extend(index, tokens)
         self._apply(Decode(5, index))
 
