@@ -28,7 +28,9 @@ from reference_models.engine import MaskPolicy
 
 #: Generation of the library as a whole, by what stands behind the @ of a name.
 GENERATION: dict[str, type[MlxLmTarget]] = {**dict.fromkeys(SETTINGS, GeneratorTarget), SPECULATIVE: SpeculativeTarget}
-_CACHES = f"@{LIVE_WINDOW}, @{BOUNDED}N or @{' or @'.join(GENERATION)}"
+_CACHES = ", ".join(
+    f"@{name}" for name in (LIVE_WINDOW, f"{BOUNDED}N", *(f"{each}[@{BOUNDED}N]" for each in SETTINGS), SPECULATIVE)
+)
 TRIMS_ITSELF = "its chunked caches drop their own fronts, and its masks begin at their start_position, not at our keys"
 
 
@@ -55,7 +57,9 @@ def resolve(name: str) -> tuple[MlxLmTarget, ...]:
     if kind == KIND and _is_folder(named):
         return (of_checkpoint(find(named), caches),)
     if kind != KIND or not named or "@" in named:
-        raise UnknownFamily(f"{name!r:.60} is not {KIND}:<model type or folder>, or that with {_CACHES} behind it")
+        raise UnknownFamily(
+            f"{name!r:.60} is not {KIND}:<model type or folder>, or that with one of these behind it: {_CACHES}"
+        )
     made = tuple(_kind(caches)(named, family.variant, caches) for family in variants(named))
     for target in made:
         build(named, target.variant, target.weights_seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -300,5 +301,10 @@ def test_names_and_traces() -> None:
         assert made == subject.targets[0]
     with pytest.raises(naming.TargetError, match="BatchGenerator merges caches, which not all of this model's can"):
         naming.resolve(f"mlx_lm:llama4@{WHOLE}", naming.Asked())
-    with pytest.raises(naming.TargetError, match=r"is not mlx_lm:<model type or folder>"):
+    with pytest.raises(naming.TargetError, match=r"is not mlx_lm:<model type or folder>") as error:
         naming.resolve("mlx_lm:llama@batch-generators", naming.Asked())
+    offered = re.findall(r"@[^\s,]+", str(error.value))[1:]  # behind the name that was asked for
+    assert len(offered) == 5
+    for each in offered:
+        for caches in {re.sub(r"\[.*\]", "", each), re.sub(r"[\[\]]", "", each)}:
+            assert naming.resolve(f"mlx_lm:qwen3{caches.replace('=N', '=12')}", naming.Asked()).targets
