@@ -12,6 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,11 @@ def _items(targets: Targets, config: pytest.Config, name: str) -> Iterator[pytes
         raise pytest.UsageError(f"--kv-target {name}: {' '.join(str(error).split())}") from error
     config.add_cleanup(subject.close)
     shares = shares_of(subject.targets, profile)
-    for target, share in zip(subject.targets, shares, strict=True):
+    run = replace(run, family=subject.family, path=subject.path, stem=subject.file_name)
+    others = [target.counterpart() for target in subject.targets]
+    controlled = policy == "live" and all(other is not None for other in others)
+    control = "a test" if controlled else "none" if policy == "live" else "judged itself"
+    for number, (target, share) in enumerate(zip(subject.targets, shares, strict=True)):
         identity = target.identity
         yield Configuration.from_parent(
             targets,
@@ -97,9 +102,10 @@ def _items(targets: Targets, config: pytest.Config, name: str) -> Iterator[pytes
             run=run,
             target=target,
             share=share,
+            number=number,
+            control=control,
         )
-    others = [target.counterpart() for target in subject.targets]
-    if policy == "live" and all(other is not None for other in others):
+    if controlled:
         yield Control.from_parent(targets, name=f"{name}[planted bug]", verified=name, run=run, targets=others)
 
 
@@ -124,11 +130,12 @@ class Broken(AssertionError):
 
 
 class Configuration(Verified):
-    """One configuration, under every property."""
+    """One configuration, under every property, with the programs that ``kv-harness run`` draws for it. ``number``: its
+    place among the configurations of the target; ``control``: what becomes of the planted bug."""
 
-    def __init__(self, *, target: Any, share: int, **rest: Any) -> None:
+    def __init__(self, *, target: Any, share: int, number: int, control: str, **rest: Any) -> None:
         super().__init__(**rest)
-        self._target, self._share = target, share
+        self._target, self._share, self._number, self._control = target, share, number, control
 
     def runtest(self) -> None:
         import properties
@@ -141,7 +148,14 @@ class Configuration(Verified):
 
         profile, seed = self.run.profile, self.run.seed
         result = run_campaign(
-            self.name, [self._target], properties.ALL, profile, seed, progress=lambda _: check(), shares=[self._share]
+            str(self.run.stem),
+            [self._target],
+            properties.ALL,
+            profile,
+            seed,
+            progress=lambda _: check(),
+            shares=[self._share],
+            numbers=[self._number],
         )
         if result.partial:
             raise KeyboardInterrupt
@@ -150,6 +164,7 @@ class Configuration(Verified):
         result = with_known(result, known_of)
         verdicts = {row.id: row.verdict.value for row in result.properties}
         told = {"target": self.verified, "programs": result.tally.coverage.programs, "properties": verdicts}
+        told["control"] = self._control
         self.user_properties.append((TOLD, json.dumps(told)))
         replays = write_findings(self.run, result)
         bad = [self._failure(bug, replays[bug.finding.property_id]) for bug in result.found]
@@ -186,7 +201,7 @@ class Control(Verified):
 
         judges: Any = [properties.BY_ID[name] for name in CONTROL]
         found = run_campaign(
-            self.name,
+            f"{self.run.stem}_control",
             self._targets,
             judges,
             self.run.profile,

@@ -41,7 +41,7 @@ _PATCHES = (
 _NO_SCHEDULER = (
     "programs enforce the bound as an operation of their own; at which points a server's scheduler does so is checked "
     "by unit tests of the reference scheduler alone: programs run through a scheduler of mlx-lm only (its "
-    "BatchGenerator), without a bound"
+    "BatchGenerator)"
 )
 LIMITS: Mapping[str, tuple[str, ...]] = {
     "cohere2": ("a configuration without a sliding layer rotates nothing, so that its positions are not judged",),

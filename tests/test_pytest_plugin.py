@@ -13,6 +13,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from harness.verifying import verify
+
 ROOT = Path(__file__).parents[1]
 RIGHT = "reference:nemotron_nas:plain:rows"
 ABORTS = f"wire:{sys.executable} {ROOT / 'tests' / 'wire' / 'misbehaving.py'} abort wide"
@@ -57,13 +59,17 @@ def test_a_right_target_passes_in_several_processes_with_its_planted_bug(tmp_pat
     assert "2 passed" in done.stdout and not (tmp_path / "reports").exists()
     (row,) = (line for line in done.stdout.splitlines() if line.startswith("mask_shows_exactly_the_visible_set"))
     assert row.split() == ["mask_shows_exactly_the_visible_set", "PASS"]
+    assert re.search(r"^planted bug +a test$", done.stdout, re.M) and "no bug is planted" not in done.stdout
     cases = ElementTree.parse(tmp_path / "junit.xml").getroot().findall(".//testcase")
     assert {case.get("name") for case in cases} == {f"{RIGHT}[plain-rows]", f"{RIGHT}[planted bug]"}
     assert {case.get("classname") for case in cases} == {"kv-harness"}
     (told,) = (case.find("properties/property") for case in cases if case.get("name", "").endswith("[plain-rows]"))
     assert told is not None and told.get("name") == "kv_harness"
     value = json.loads(told.get("value") or "")
-    assert value["target"] == RIGHT and value["programs"] > 0
+    report = verify(RIGHT, "smoke")
+    told_by_run = {told["id"]: told["verdict"] for told in report.record["properties"]}
+    assert value["target"] == RIGHT and value["programs"] == report.record["programs"] > 0
+    assert value["properties"] == told_by_run
     assert value["properties"]["mask_shows_exactly_the_visible_set"] == "PASS"
 
 
@@ -76,6 +82,8 @@ def test_a_known_failure_is_named_and_still_fails(tmp_path: Path) -> None:
     assert "KNOWN  every_operation_completes" in done.stdout and "known     gpt_bigcode_no_batch: " in done.stdout
     (row,) = (line for line in done.stdout.splitlines() if line.split()[:1] == ["every_operation_completes"])
     assert row.split() == ["every_operation_completes", "KNOWN"]
+    assert re.search(r"^planted bug +none$", done.stdout, re.M)
+    assert "mlx_lm:gpt_bigcode: no bug is planted, so nothing shows what would have been found" in done.stdout
 
 
 @pytest.mark.parametrize("more", [(), ("-n", "2"), ("--kv-target", RIGHT)])
@@ -162,6 +170,7 @@ def test_a_policy_and_a_limit_are_those_of_kv_harness_run(tmp_path: Path) -> Non
     done = in_a_project(tmp_path, *smoke(RIGHT, "--kv-policy", "offset"))
     assert done.returncode == 1 and "collected 1 item" in done.stdout
     assert "FAIL  mask_key_axis_equals_live_keys" in done.stdout and "@offset-mask" in done.stdout
+    assert re.search(r"^planted bug +judged itself$", done.stdout, re.M) and "no bug is planted" not in done.stdout
     done = in_a_project(tmp_path, *smoke(ABORTS, "--kv-limit", "33"))
     assert done.returncode == 1 and "--run-command --limit 33" in done.stdout
 

@@ -30,7 +30,8 @@ def _explain(arguments: argparse.Namespace) -> int:
     sentences = {prop.id: prop.sentence for prop in properties.ALL}
     try:
         trace = read_trace(arguments.file)
-        text = explanation(trace, sentences, f"kv-harness replay {shlex.quote(str(arguments.file))}")
+        options = " --run-command" if trace.target.get("command") is not None else ""
+        text = explanation(trace, sentences, f"kv-harness replay {shlex.quote(str(arguments.file))}{options}")
     except TraceError as error:
         message = str(error)
         raise UsageError(

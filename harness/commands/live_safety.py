@@ -232,6 +232,12 @@ def act(arguments: argparse.Namespace) -> int:
     return 0
 
 
+WHAT_NO_MEANS = (
+    "`no`: a property of masks, positions or outputs is broken by the program that is shown. One without TrimFront "
+    "says that the model is wrong, trimmed or not."
+)
+
+
 def write(out: Path, seen: Sequence[Row], programs: int, seed: int, *, whole: bool) -> None:
     """The table as Markdown, and as JSON with every field of the rows. ``whole``: no family was left out. OSError."""
     from harness.reporting import versions, write_atomically
@@ -252,8 +258,9 @@ def write(out: Path, seen: Sequence[Row], programs: int, seed: int, *, whole: bo
     }
     write_atomically(out / f"{NAME}.json", json.dumps(record, indent=2) + "\n")
     lines = (
-        "# Is the mask right behind a front trim?",
+        "# Are models of mlx-lm right on caches whose front can be trimmed?",
         f"The model types of mlx-lm {told['mlx-lm']}, on our caches. {summary(seen)}.",
+        WHAT_NO_MEANS,
         f"    {command}",
         f"mlx {told['mlx']}, {device()}.",
         table(COLUMNS, [row.cells() for row in seen]),

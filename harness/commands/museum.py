@@ -65,11 +65,12 @@ class Visit:
     @property
     def odd(self) -> tuple[Seen, ...]:
         """Findings of a mended release that no other known bug explains: by family, property, message and program."""
-        return tuple(one for one in self.found if one is self.hit or not self._explained(one))
+        return tuple(one for one in self.found if one is self.hit or self._explained(one) is None)
 
-    def _explained(self, one: Seen) -> bool:
+    def _explained(self, one: Seen) -> str | None:
+        """Which other known bug of a mended release it is, in the words of the manifest."""
         told = self.family, one.property, one.message, one.program
-        return any(other.explains(*told) for other in self.exhibit.others)
+        return next((other.why for other in self.exhibit.others if other.explains(*told)), None)
 
     @property
     def good(self) -> bool:
@@ -96,7 +97,7 @@ class Visit:
         return (*named, one.property, f"{one.after} programs", f"{one.seconds:.0f}", program, beside)
 
     def to_json(self) -> dict[str, Any]:
-        found = [dataclasses.asdict(one) for one in self.found]
+        found = [dataclasses.asdict(one) | ({"why": self._explained(one)} if self.mended else {}) for one in self.found]
         hit = None if (self.mended and self.good) else self.hit or next(iter(self.odd), None)
         named = {"bug": self.exhibit.name, "report": self.exhibit.report, "package": self.exhibit.package}
         measured = {"programs": self.programs, "seconds": round(self.seconds, 1), "found": found}

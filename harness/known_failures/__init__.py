@@ -83,9 +83,14 @@ def known_failures() -> tuple[KnownFailure, ...]:
 
 
 def record_of(found: Found) -> tuple[KnownFailure, str] | None:
-    """The record that a finding matches, the one that says most of those that do, and by what; None where none does."""
+    """The record that a finding matches, the one that says most of those that do, and by what; None where none does.
+    Where it only follows from a bug, and may follow from another one as well, that is told."""
     matching = [(each, told) for each in _all() if (told := each.matches(found)) is not None]
-    return max(matching, key=lambda pair: (pair[0].fails == found.property_id, len(pair[1])), default=None)
+    best = max(matching, key=lambda pair: (pair[0].fails == found.property_id, len(pair[1])), default=None)
+    if best is None or best[0].fails == found.property_id:
+        return best
+    others = [each.id for each, _ in matching if each is not best[0]]
+    return best[0], best[1] + (f" (or it follows from {' or '.join(others)})" if others else "")
 
 
 @functools.cache

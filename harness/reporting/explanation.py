@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from harness.cells import BAD, BEYOND, HIDDEN, LACK, SHOWN
 from harness.operations import (
     BATCHES,
     Batch,
@@ -25,6 +26,7 @@ from harness.operations import (
     TrimFront,
     Verify,
 )
+from harness.reporting.masks import WORDS, first_mask
 from harness.reporting.text import count
 from harness.trace import Trace, TraceError
 from harness.words import plain
@@ -32,6 +34,7 @@ from harness.words import plain
 _NOT_KEPT = "what was seen is not in this file; a replay shows it"
 _MOST = 32
 """Keys that are drawn one by one; of more, the numbers say enough."""
+_LETTERS = {SHOWN: "#", HIDDEN: ".", BAD: "X", LACK: "o", BEYOND: "!"}
 
 
 def explanation(trace: Trace, sentences: dict[str, str], replay: str) -> str:
@@ -40,7 +43,7 @@ def explanation(trace: Trace, sentences: dict[str, str], replay: str) -> str:
     TraceError where the steps are none that this version writes.
     """
     try:
-        lines = [*_found(trace, sentences), "", *_walk(trace), "", f"Run it again: {replay}"]
+        lines = [*_found(trace, sentences), "", *_walk(trace), *_wrong_mask(trace), "", f"Run it again: {replay}"]
         return "\n".join(map(plain, lines))
     except (KeyError, TypeError, AttributeError, IndexError, ValueError, ArithmeticError) as error:
         raise TraceError(f"its steps cannot be read ({type(error).__name__}: {error})") from error
@@ -164,6 +167,20 @@ def _picture(call: dict[str, Any]) -> Iterator[str]:
     wide, keys = shape[-1], call["keys"]
     yield f"keys {'#' * keys}"
     yield f"mask {'#' * min(wide, keys)}{'!' * max(0, wide - keys)}   {abs(wide - keys)} too {_more(wide, keys)}"
+
+
+def _wrong_mask(trace: Trace) -> Iterator[str]:
+    """The entries of the mask of the step that broke, where some over the keys are wrong, and they are few enough."""
+    found = first_mask(trace)
+    if found is None:
+        return
+    cells, which = found
+    if not cells.wrong or cells.block != (1, 1) or max(cells.wide, cells.queries) > _MOST:
+        return
+    yield from ("", f"The mask of {which}; a row for each query, a column for each key:")
+    yield from (f"    {''.join(_LETTERS[letter] for letter in row)}" for row in cells.rows)
+    used = {letter for row in cells.rows for letter in row}
+    yield "    " + "; ".join(f"{_LETTERS[letter]} {words}" for letter, words in WORDS.items() if letter in used)
 
 
 def _more(wide: int, keys: int) -> str:

@@ -20,7 +20,7 @@ _LEFT, _CELL, _WIDE = 40, 12, 768
 _SINGLE = 600  # cells that are drawn one by one, with a gap between them
 _KINDS = {SHOWN: "shown", HIDDEN: "none", MIXED: "mixed", BAD: "bad", LACK: "lack", BEYOND: "beyond"}
 """The class of a page that a cell has."""
-_WORDS = {
+WORDS = {
     SHOWN: "shown",
     HIDDEN: "hidden",
     MIXED: "mixed: some shown, some hidden",
@@ -32,13 +32,18 @@ _WORDS = {
 
 def mask(trace: Trace) -> str | None:
     """The first mask of the step that broke, one that is wrong if there is one. None where the trace holds none."""
+    return None if (found := first_mask(trace)) is None else mask_picture(*found)
+
+
+def first_mask(trace: Trace) -> tuple[Cells, str] | None:
+    """The same as cells, and in words which mask it is."""
     found = [(call, cells) for call in _calls(trace) if (cells := _cells(call)) is not None]
     if not found:
         return None
     call, cells = min(found, key=lambda each: not (each[1].wrong or each[1].beyond))
     layer = "a layer" if call["layer"] is None else f"layer {call['layer']}"
     layer += f", head {call['head']}" if "head" in call else ""
-    return mask_picture(cells, f"{layer}, mask {_shape(call['mask_shape'])}")
+    return cells, f"{layer}, mask {_shape(call['mask_shape'])}"
 
 
 def why_none(trace: Trace) -> str | None:
@@ -109,7 +114,7 @@ def _drawn(cells: Cells, caption: str) -> str:
     if cells.wide > cells.keys:
         body.append(f'<line class="edge" x1="{edge}" x2="{edge}" y1="{top - 4}" y2="{bottom + 4}"/>')
     low, x = bottom + 18, _LEFT
-    for kind, words in _WORDS.items():
+    for kind, words in WORDS.items():
         if kind == MIXED and not any(MIXED in row for row in cells.rows):
             continue
         body.append(f'<rect class="{_KINDS[kind]}" x="{x}" y="{low - 9}" width="{_CELL - 1}" height="{_CELL - 1}"/>')
@@ -152,7 +157,7 @@ def _paths(cells: Cells, top: int, size: int) -> Iterator[str]:
             x, y, wide = _LEFT + column * size, top + at * size, length * size
             drawn.setdefault(kind, []).append(f"M{x} {y}h{wide}v{size}h-{wide}z")
             column += length
-    for kind in _WORDS:
+    for kind in WORDS:
         if kind in drawn:
             plain = "" if kind == LACK else ' style="stroke:none"'  # frames of runs would be stripes
             yield f'<path class="{_KINDS[kind]}"{plain} d="{"".join(drawn[kind])}"/>'

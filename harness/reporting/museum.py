@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.reporting.text import Markdown, code, count, table
+from harness.reporting.text import Markdown, code, count, escape, table
 
 SCHEMA, SCHEMA_VERSION = "kv-harness-museum", 1
 COLUMNS = ("bug", "release", "family", "verdict", "found by", "after", "seconds", "shrunk to", "in all")
@@ -18,7 +18,8 @@ def museum_markdown(record: Mapping[str, Any]) -> str:
     how = (
         f"Profile {record['profile']}, seed {record['seed']}; {count(record['jobs'], 'campaign')} at once; harness on "
         f"{versions}; written {record['written']['at']}. Nobody told the campaigns what to look for: they are those of "
-        "any target over the wire, in an environment of the release alone."
+        "any target over the wire, in an environment of the release alone. A mended release is clean where its "
+        "campaign shows that the bug is gone, and what it finds is explained by other known bugs of it (below)."
     )
     told = (
         "# Museum: known bugs of released engines",
@@ -57,12 +58,21 @@ def _reports(visits: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _beside(visits: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What a campaign found that is not the bug: in an old release other bugs, in a mended one those that are known."""
-    lines = [
-        f"- {visit['package']} {visit['version']}, {visit['family']}: {one['property']} ({code(one['program'])})"
-        for visit in visits
-        for one in visit["found"]
-        if one != visit["hit"]
-    ]
-    if lines:
-        yield from ("", "## Found beside", "", *dict.fromkeys(lines))
+    """What a campaign found that is not the bug: in an old release other bugs, in a mended one those that are known,
+    and why."""
+    old: list[str] = []
+    mended: list[str] = []
+    for visit in visits:
+        for one in visit["found"]:
+            if visit["hit"] is not None and all(one[name] == value for name, value in visit["hit"].items()):
+                continue
+            where = f"{visit['package']} {visit['version']}, {visit['family']}"
+            line = f"- {where}: {one['property']} ({code(one['program'])})"
+            if "why" in one:
+                mended.append(f"{line}: {escape(one['why'] or 'nothing that is known explains it')}")
+            else:
+                old.append(line)
+    if mended:
+        yield from ("", "## Found in mended releases: other bugs", "", *dict.fromkeys(mended))
+    if old:
+        yield from ("", "## Found beside the bug in old releases", "", *dict.fromkeys(old))

@@ -71,7 +71,7 @@ def claimed(target: Target, plan: Plan, compared: bool) -> tuple[tuple[Property,
         if prop.id not in EXACT + COMPARED:
             left_out[prop.id] = "the plan has no such operation"
         elif prop.id in COMPARED and not compared:
-            left_out[prop.id] = "its tolerance is known for float32 weights alone, not packed ones"
+            left_out[prop.id] = "its tolerance is known only for weights in float32 that are not packed"
         elif prop.id == MEMORY and not plan.gives_back:
             left_out[prop.id] = f"no trim leaves {GROWTH} keys less than there were; more --tokens would"
         elif missing:

@@ -32,7 +32,7 @@ def limits(
     if WITNESS in left_out and CACHE_FREE in left_out:
         said.append(
             f"In {engine.computes_in}{' with packed weights' if engine.describe()['quantisation'] else ''} "
-            "not all logits were compared with an independent computation: that they are finite and repeat themselves "
+            "no logits were compared with an independent computation: that they are finite and repeat themselves "
             "was judged, not that they are right."
         )
     elif WITNESS in left_out:

@@ -120,6 +120,18 @@ def test_a_record_of_two_conditions_wants_both() -> None:
     assert "caches @batch-generator@max-kv-size=" in told[0]["matched"]
 
 
+def test_what_may_follow_from_two_bugs_says_so() -> None:
+    """Its own bug has one name; of a consequence nobody knows, and both are told."""
+    given = "outputs_equal_the_cache_free_forward"
+    told = known.known_of(
+        bug("x", (Prefill(13),), given, family="qwen3", variant="tiny@batch-generator@max-kv-size=12")
+    )
+    assert told is not None and told["id"] == "batch_generator_drops_sinks"
+    assert told["matched"].endswith("(or it follows from rotating_chunk_hides_sinks)")
+    alone = known.known_of(bug("x", (Prefill(13),), given, family="qwen3", variant="tiny@max-kv-size=12"))
+    assert alone is not None and alone["id"] == "rotating_chunk_hides_sinks" and "(or" not in alone["matched"]
+
+
 def test_every_record_matches_what_it_says_and_names_operations_that_there_are() -> None:
     from harness.operations import OPERATIONS
 

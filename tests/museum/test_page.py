@@ -50,7 +50,10 @@ def test_a_table_and_a_summary_are_printed(
         ["a-bug", "mlx-lm 1.1", "llama", "clean", "", "", "", "", "104 programs, 9 s"],
     ]
     assert "[ml-explore/mlx-lm#1](https://github.com/ml-explore/mlx-lm/issues/1)" in page
-    assert f"- mlx-lm 1.1, llama: {OTHER.property} (`{OTHER.program}`)" in page
+    beside = f"llama: {OTHER.property} (`{OTHER.program}`)"
+    mended_page, old_page = page.split("## Found in mended releases")[1].split("## Found beside the bug in old")
+    assert f"- mlx-lm 1.1, {beside}: {BUG.others[0].why}" in mended_page and f"- mlx-lm 1.0, {beside}\n" in old_page
+    assert (mended["found"][0]["why"], "why" in old["found"][0]) == (BUG.others[0].why, False)
 
 
 def test_an_interrupted_museum_keeps_what_it_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -147,6 +147,23 @@ def test_the_check_finds_what_is_wrong(change: tuple[str, str], tmp_path: Path) 
     assert change[0] in text and any(check.verdict == "FAIL" for check in checks(f"{sys.executable} {wrong}", 60))
 
 
+def test_the_bug_that_the_example_names_is_found_as_what_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's own failure is an answer, with what was seen until then, and no complaint about the request."""
+    monkeypatch.chdir(tmp_path)
+    text = (HERE / "examples" / "toy.py").read_text(encoding="utf-8")
+    comment = "  # the bug that the harness was made for: "
+    right, _, wrong = next(line.strip() for line in text.splitlines() if comment in line).partition(comment)
+    changed = text.replace(right, f"width = {wrong}")
+    Path("toy.py").write_text(changed, encoding="utf-8")
+    assert main(["run", "--target", f"wire:{sys.executable} toy.py", "--programs", "60", "--no-strict"]) == 1
+    out = capsys.readouterr().out
+    for name in ("mask_key_axis_equals_live_keys", "every_operation_completes"):
+        assert re.search(rf"^FAIL +{name} ", out, re.M), out
+    assert "the mask has 2 keys, attention received 1" in out and "BadAnswer" not in out
+
+
 def test_the_command_prints_a_line_for_every_check(toy: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["wire-check", toy]) == 0
     lines = capsys.readouterr().out.splitlines()

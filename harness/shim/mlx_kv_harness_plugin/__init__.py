@@ -90,6 +90,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Properties by targets: the worst verdict of any configuration."""
     told: dict[str, dict[str, str]] = {}
     programs: dict[str, int] = {}
+    control: dict[str, str] = {}
     for reports in terminalreporter.stats.values():
         for report in reports:
             if getattr(report, "when", None) != "call":
@@ -97,6 +98,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             for data in (json.loads(value) for key, value in report.user_properties if key == TOLD):
                 worst = told.setdefault(data["target"], {})
                 programs[data["target"]] = programs.get(data["target"], 0) + data["programs"]
+                control[data["target"]] = data["control"]
                 for name, verdict in data["properties"].items():
                     worst[name] = min(worst.get(name, verdict), verdict, key=_ORDER.index)
     if not told:
@@ -106,8 +108,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     names = list(dict.fromkeys(name for verdicts in told.values() for name in verdicts))
     rows = [[name, *(verdicts.get(name, "-") for verdicts in told.values())] for name in names]
     rows.append(["programs", *map(str, programs.values())])
+    rows.append(["planted bug", *(control[name] for name in told)])
     terminalreporter.section("kv-harness")
     terminalreporter.write_line(tabulate(rows, headers=["property", *told], tablefmt="simple"))
+    for name in told:
+        if control[name] == "none":
+            terminalreporter.write_line(f"{name}: no bug is planted, so nothing shows what would have been found")
 
 
 def refuse_what_is_in_the_way() -> None:

@@ -43,17 +43,18 @@ class Toy:
         self.offset[sequence] += len(tokens)
         width = before + len(tokens)  # the bug that the harness was made for: start + len(tokens)
         mask = [[key <= before + query for key in range(width)] for query in range(len(tokens))]
-        logits = [number for query in range(len(tokens)) for number in self.attend(held, before + query, mask[query])]
         shown = [int(seen) for row in mask for seen in row]
         call: dict[str, Any] = {"kind": "fast", "query_len": len(tokens), "key_len": len(held), "value_len": len(held)}
         call |= {"heads": 1, "kv_heads": 1, "mask": "bool", "mask_shape": [len(tokens), width]}
         call["shown"] = array("bool", "B", [1, 1, len(tokens), width], shown)
         given = array("int64", "q", [len(tokens)], range(start, start + len(tokens)))
-        return {
-            "logits": array("float32", "f", [len(tokens), VOCAB], logits),
-            "attention": [call],
-            "positions": [{"kind": "rope", "positions": given}],
-        }
+        seen = {"attention": [call], "positions": [{"kind": "rope", "positions": given}]}
+        try:
+            logits = [self.attend(held, before + query, row) for query, row in enumerate(mask)]
+        except Exception as error:  # of the engine itself: an answer, and what was seen until then is told with it
+            return {"error": f"{type(error).__name__}: {error}", **seen}
+        flat = [number for row in logits for number in row]
+        return {"logits": array("float32", "f", [len(tokens), VOCAB], flat), **seen}
 
     def attend(self, held: list[list[float]], query: int, mask: list[bool]) -> list[float]:
         keys = [key for key, seen in zip(held, mask, strict=True) if seen]

@@ -69,6 +69,21 @@ def test_the_historic_bug_in_words() -> None:
     assert lines[-1] == "Run it again: kv-harness replay X"
 
 
+def test_a_wrong_mask_is_drawn_entry_by_entry() -> None:
+    wrong = FakeTarget(bugs=frozenset({"mask leaks"}))
+    program = Program((Prefill(3),))
+    with pytest.raises(FindingError) as caught:
+        judge_program(wrong, program, [properties.BY_ID["mask_shows_exactly_the_visible_set"]])
+    lines = explained(record(execute(wrong, program), caught.value.finding, {}))
+    at = next(number for number, line in enumerate(lines) if line.startswith("The mask of layer 1"))
+    assert lines[at + 1 : at + 5] == [
+        "    #X.",
+        "    ##X",
+        "    ###",
+        "    # shown; . hidden; X shown, and must not be",
+    ]
+
+
 def test_a_program_without_a_finding() -> None:
     trace = record(execute(FakeTarget(), Program((Prefill(2), Decode(2)))), None, {})
     lines = explained(trace)
