@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -12,6 +13,7 @@ from harness.faults.model import Fault
 from harness.faults.patching import replacing
 from reference_models import rope
 from reference_models.engine import BatchKVCache, BatchLengths, BlockPool, CachePool, KVCache, RotatingKVCache
+from reference_models.engine.ruled import RuledKVCache
 from reference_models.engine.runs import in_slots
 from reference_models.engine.side import GROWTH, Side
 
@@ -79,6 +81,28 @@ def _one_slot_late(original: Any) -> Any:
         return self.sinks if slot is not None and late and slot + 1 == self.window else slot
 
     return overwritten
+
+
+def _loses_a_row_in_order(original: Any) -> Any:
+    def keep(self: RuledKVCache, parts: list[tuple[int, range]]) -> None:
+        slots = [slot for slot, _ in parts]
+        late = any(now > max(GROWTH, following) for now, following in pairwise(slots))
+        original(self, parts)
+        if late and isinstance(self, RotatingKVCache) and self.window > GROWTH and self._values is not None:
+            for array in self._values.arrays:
+                array[:, :, self.sinks] = mx.zeros_like(array[:, :, self.sinks])
+
+    return keep
+
+
+def _trims_by_slots(original: Any) -> Any:
+    def trim_front(self: RuledKVCache, n: int, keep: int = 0) -> int:
+        if isinstance(self, RotatingKVCache) and self.window > GROWTH and not self.sinks and len(self._held) > 1:
+            self._held = [range(min(run.start for run in self._held), self.offset)]
+        count: int = original(self, n, keep)
+        return count
+
+    return trim_front
 
 
 def _drops_one_more(original: Any) -> Any:
@@ -194,6 +218,24 @@ FAULTS: tuple[Fault, ...] = (
         "outputs_equal_the_witness",
         replacing(RotatingKVCache, "_overwritten", _one_slot_late),
         shown_on=_wide_ring,
+        layer="cache",
+    ),
+    Fault(
+        "wide-ring-in-order-loses-a-row",
+        "a ring wider than 256 slots that has turned past them loses its oldest row where it is put in order",
+        _ROWS,
+        replacing(RuledKVCache, "_keep", _loses_a_row_in_order),
+        shown_on=_wide_ring,
+        layer="cache",
+    ),
+    Fault(
+        "wide-ring-is-trimmed-by-slots",
+        "a front trim takes a ring wider than 256 slots that has turned for one that is in order",
+        _ROWS,
+        replacing(RuledKVCache, "trim_front", _trims_by_slots),
+        shown_on=lambda target: any(
+            rule is not None and (rule.window or 0) > GROWTH > rule.sinks == 0 for rule in target.rules
+        ),
         layer="cache",
     ),
     Fault(

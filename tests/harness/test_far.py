@@ -144,7 +144,7 @@ def test_who_asks_for_them_by_name_gets_them() -> None:
 def test_a_bug_of_wide_rings_is_found_on_them_alone() -> None:
     fault = next(fault for fault in FAULTS if fault.id == "wide-ring-full-at-one-growth-step")
     everything = targets("mistral4", far=True)
-    assert [target.storage for target in everything if fault.shown_on(target)] == [FAR[0]]
+    assert [target.storage for target in everything if fault.shown_on(target)] == [FAR[0], FAR[2]]
     judges = [properties.BY_ID[str(fault.breaks)]]
     with fault.plant():
         assert found([WIDE[0]], ONLY_FAR, judges)
@@ -168,7 +168,15 @@ def test_an_error_in_front_of_a_crowd_is_a_finding_and_the_search_goes_on(
     assert [bug.finding.property_id for bug in result.found] == ["every_operation_completes"]
 
 
-@pytest.mark.parametrize("name", ["rollback-far-drops-one-more", "wide-ring-turns-one-slot-late"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rollback-far-drops-one-more",
+        "wide-ring-turns-one-slot-late",
+        "wide-ring-in-order-loses-a-row",
+        "wide-ring-is-trimmed-by-slots",
+    ],
+)
 def test_bugs_of_large_steps_are_found(name: str) -> None:
     fault = next(fault for fault in FAULTS if fault.id == name)
     on = [target for target in (DENSE, *WIDE) if fault.shown_on(target)]
