@@ -6,8 +6,9 @@ from importlib import metadata
 from typing import Any
 
 from harness.campaign import FoundBug
-from harness.findings import NOT_AGAIN
+from harness.findings import NOT_AGAIN, Verdict
 from harness.known_failures import Found, record_of
+from harness.known_states import states_of
 from harness.reporting.verdicts import PLANTED_POLICY, Known
 
 LIBRARIES = {"mlx_lm": "mlx-lm", "mlx_vlm": "mlx-vlm"}
@@ -21,10 +22,13 @@ def known_of(bug: FoundBug) -> Known | None:
     if library is None or identity.policy == PLANTED_POLICY:  # whose bug is ours
         return None
     codes = tuple(type(operation).code for operation in finding.program.operations)
-    caches = tuple(identity.variant.split("@")[1:])
+    named = getattr(bug.target, "caches", "")  # not of the variant's name, which of a checkpoint is that of its folder
+    caches = tuple(named.split("@")) if named else ()
     if (version := installed(library)) is None:
         return None
-    found = Found(library, version, identity.family, caches, finding.property_id, finding.message, codes)
+    windows = [rule.window for rule in bug.target.rules if rule is not None and rule.window is not None]
+    states = states_of(finding.program, min(windows, default=None))
+    found = Found(library, version, identity.family, caches, finding.property_id, finding.message, codes, states)
     if (matching := record_of(found)) is None:
         return None
     failure, told = matching
@@ -37,6 +41,14 @@ def installed(library: str) -> str | None:
         return metadata.version(library)
     except metadata.PackageNotFoundError:
         return None
+
+
+def unproved(record: dict[str, Any]) -> bool:
+    """Does a record whose findings are all recorded also say that something was not shown: a property VACUOUS, or the
+    planted bug missed? Its verdict, KNOWN, speaks of the findings."""
+    missed = record["control"] is not None and not record["control"]["caught"]
+    vacuous = any(each["verdict"] == Verdict.VACUOUS for each in record["properties"])
+    return record["verdict"] == Verdict.KNOWN and (missed or vacuous)
 
 
 def finding_text(found: dict[str, Any]) -> str:

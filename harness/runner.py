@@ -16,7 +16,7 @@ from harness.campaign import CampaignResult, FoundBug, run_campaign, shares_of
 from harness.execution import execute
 from harness.faults import OFFSET_MASK_WITH_IMAGES
 from harness.findings import Verdict
-from harness.known import finding_text, known_of
+from harness.known import finding_text, known_of, unproved
 from harness.profiles import Profile
 from harness.progress import check, progress
 from harness.recording import record
@@ -139,7 +139,7 @@ def run_families(
             print(finding_text(found))
         print(f"{name:<20} {data['verdict']:<12} {data['verdict_reason']}", flush=True)
         news = [found for found in data["findings"] if not (accept_known and found.get("known"))]  # KNOWN is a bug, too
-        code = code or int(data["verdict"] in bad or data["partial"] or bool(news))
+        code = code or int(data["verdict"] in bad or data["partial"] or bool(news) or (strict and unproved(data)))
         if data["partial"]:
             print(f"interrupted in {name}; its report is marked partial")
     missing = [run.name for number, run in enumerate(runs) if number not in records]

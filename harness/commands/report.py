@@ -137,9 +137,12 @@ def _markdown(record: dict[str, Any]) -> str:
 
 def _loaded(path: Path) -> Any:
     """What the file holds. ValueError also for a number that JSON lacks."""
-    from harness.reporting import record_text
+    from harness.reporting import read_text, record_text
 
-    data = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        data = json.loads(read_text(path))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror or error})") from error
     record_text(data)
     return data
 
@@ -179,10 +182,15 @@ def _gathered(folders: Sequence[Path]) -> dict[Path, dict[str, Any]]:
     from harness.reporting.shards import SHARDS, ShardError, check_same, worse
 
     records: dict[Path, dict[str, Any]] = {}
+    for place in (folder / kind for folder in folders for kind in (*FOLDERS, *CHECKPOINTS)):
+        if place.exists() and not place.is_dir():
+            raise UsageError(f"{place}: is not a folder, and reports belong there; remove it")
     of: dict[Path, tuple[Path, dict[str, Any]]] = {}
     kinds = (*FOLDERS, *CHECKPOINTS, *(f"{SHARDS}/{kind}/*" for kind in FOLDERS))
     for folder in dict.fromkeys(folders):
         for path in sorted(path for kind in kinds for path in folder.glob(f"{kind}/*.json")):
+            if not path.name.isprintable():  # nor is a name that is not UTF-8: no page could link to it
+                raise UsageError(f"{str(path)!a}: a name that no page can hold; rename the file, or remove it")
             place, record = path.relative_to(folder), _read(path)
             first, one = of.setdefault(place.parent if place.parts[0] == SHARDS else place, (path, record))
             try:

@@ -18,7 +18,8 @@ FOLDER = Path(__file__).parent
 @dataclass(frozen=True)
 class Found:
     """What is known of a finding: the ``library`` (package) and its installed ``version``, the model type, what stands
-    behind every @ of its target, the property, its message, and the codes of the operations of its program."""
+    behind every @ of its target, the property, its message, the codes of the operations of its program, and the states
+    that this comes to (``known_states``)."""
 
     library: str
     version: str
@@ -27,6 +28,7 @@ class Found:
     property_id: str
     message: str
     operations: tuple[str, ...]
+    states: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class KnownFailure:
     property that does, and then its ``message``, a regular expression, where that tells it from others; ``also``:
     properties that it was seen to break by what follows from it, under the same conditions but for the message, which
     is of ``fails``; ``caches``: how begins what stands behind each @ of targets that show it, ``operations``: one of
-    these is in every program that does (codes; both empty where any may); ``versions``: releases in which the bug was
+    these is in every program that does (codes; both empty where any may); ``states``: all of these are come to by every
+    program that does; ``versions``: releases in which the bug was
     seen; ``program``: the shrunk program that shows it; ``upstream``: a public report, "" if none is known;
     ``evidence``: what was looked at, and why it is a bug."""
 
@@ -50,6 +53,7 @@ class KnownFailure:
     evidence: str
     caches: tuple[str, ...] = ()
     operations: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
     message: str = ""
     also: tuple[str, ...] = ()
 
@@ -63,12 +67,15 @@ class KnownFailure:
             return None
         if self.operations and not set(self.operations) & set(found.operations):
             return None
+        if not set(self.states) <= found.states:
+            return None
         follows = found.property_id != self.fails
         if self.message and not follows and re.search(self.message, found.message) is None:
             return None
         told = ["what follows from it" if follows else "property", "family", f"{self.library} {found.version}"]
         told += [f"caches @{'@'.join(self.caches)}"] if self.caches else []
         told += [f"operation {' or '.join(self.operations)}"] if self.operations else []
+        told += [f"{' and '.join(self.states)}"] if self.states else []
         return ", ".join(told + ["message"] * bool(self.message and not follows))
 
     @property
@@ -101,10 +108,12 @@ def _all() -> tuple[KnownFailure, ...]:
 def _read(path: Path) -> KnownFailure:
     data = tomllib.loads(path.read_text())
     names = {field.name for field in fields(KnownFailure)} - {"id"}
-    optional = {"caches", "operations", "message", "also"}
+    optional = {"caches", "operations", "states", "message", "also"}
     if odd := sorted((names - optional - set(data)) | (set(data) - names)):
         raise ValueError(f"{path.name}: the field {odd[0]} is {'missing' if odd[0] in names else 'unknown'}")
-    lists = {name: tuple(data.get(name, ())) for name in ("families", "versions", "caches", "operations", "also")}
+    lists = {
+        name: tuple(data.get(name, ())) for name in ("families", "versions", "caches", "operations", "states", "also")
+    }
     try:
         re.compile(data.get("message", ""))
     except re.error as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.reporting.environment import versions
-from harness.reporting.files import check_writable, replace, write_atomically
+from harness.reporting.files import check_writable, read_text, replace, write_atomically
 from harness.reporting.html import html_page
 from harness.reporting.markdown import family_markdown, summary_table
 from harness.reporting.pages import write_pages
@@ -17,6 +17,7 @@ __all__ = [
     "html_page",
     "load_schema",
     "pictures",
+    "read_text",
     "record_text",
     "replace",
     "summary_table",

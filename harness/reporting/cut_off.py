@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness.reporting.files import write_atomically
+from harness.reporting.files import read_text, write_atomically
 
 SUFFIX = "partial"
 KINDS = ("json", "md", "html")
@@ -94,7 +94,7 @@ def _mark(file: Path, told: Mapping[str, Any]) -> None:
 def _read(file: Path, suffix: str = SUFFIX) -> dict[str, Any]:
     """{} for what holds something else: that a marker is there says enough."""
     try:
-        read = json.loads(_with(file, suffix).read_text(encoding="utf-8"))
+        read = json.loads(read_text(_with(file, suffix)))
     except (OSError, ValueError, RecursionError):
         return {}
     return read if isinstance(read, dict) else {}

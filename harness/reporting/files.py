@@ -11,6 +11,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 
+def read_text(path: Path) -> str:
+    """What a file holds, in UTF-8. OSError also for what is no regular file (a pipe would be waited for, for ever),
+    FileNotFoundError for none; UnicodeDecodeError passes through."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+    return path.read_text(encoding="utf-8")
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Replace ``path`` by ``text`` (UTF-8, newlines as they are); missing parent folders are created.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.findings import Verdict
-from harness.reporting.files import write_atomically
+from harness.reporting.files import read_text, write_atomically
 from harness.reporting.grids import MOST_RUNS
 from harness.reporting.text import escape, link, table
 
@@ -52,7 +52,7 @@ def read(file: Path) -> list[Entry]:
     """Every entry, oldest first. A last line without an end is one that somebody was writing: it is left out.
     HistoryError for anything else that is no entry; [] where there is no file."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file)
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:

@@ -15,10 +15,27 @@ from harness import cli, known
 from harness.campaign import CampaignResult, FoundBug, PropertyResult
 from harness.findings import Finding, Verdict, Violation
 from harness.known_failures import known_failures
-from harness.operations import Batch, Operation, Prefill, Program, Rollback
+from harness.known_states import STATES
+from harness.operations import (
+    Batch,
+    BatchDecode,
+    BatchForward,
+    Chunk,
+    Decode,
+    Fork,
+    Operation,
+    Prefill,
+    Program,
+    Restore,
+    Rollback,
+    Snapshot,
+    TrimFront,
+    Verify,
+)
 from harness.profiles import PROFILES
 from harness.reporting import load_schema
 from harness.reporting.verdicts import Outcome, verdict_of, with_known
+from harness.rules import CacheRule
 from harness.tally import PropertyTally, Tally
 from harness.target import TargetIdentity
 
@@ -38,9 +55,12 @@ def bug(
     message: str = SAID,
     operations: tuple[Operation, ...] = BATCHED,
     fails: str = COMPLETES,
+    caches: str = "",
+    window: int | None = None,
     **identity: Any,
 ) -> FoundBug:
-    target = cast(Any, SimpleNamespace(identity=replace(IDENTITY, **identity)))
+    rules = (None, CacheRule(window=window) if window else None)
+    target = cast(Any, SimpleNamespace(identity=replace(IDENTITY, **identity), caches=caches, rules=rules))
     finding = Finding(fails, "x", Violation(2, message), Program(operations, ("pool", "pool")))
     return FoundBug(finding, target, True, 1)
 
@@ -74,9 +94,11 @@ def test_another_one_is_not(other: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("given", "matched"),
     [
-        pytest.param({}, "what follows from it, family, mlx-lm 0.32.2, operation batch", id="follows"),
+        pytest.param({}, "what follows from it, family, mlx-lm 0.32.2, operation batch, ragged", id="follows"),
         pytest.param(
-            {"fails": "batch_rows_equal_solo_runs"}, "property, family, mlx-lm 0.32.2, operation batch", id="itself"
+            {"fails": "batch_rows_equal_solo_runs"},
+            "property, family, mlx-lm 0.32.2, operation batch, ragged",
+            id="itself",
         ),
         pytest.param({"operations": (Prefill(1), Prefill(1, 1))}, None, id="no-batch"),
         pytest.param({"fails": "positions_are_absolute"}, None, id="another-property"),
@@ -96,25 +118,27 @@ def test_nor_one_of_a_release_that_no_record_names(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("variant", "is_known"),
+    ("caches", "is_known"),
     [
-        ("tiny@max-kv-size=9", True),
-        ("tiny@batch-generator@max-kv-size=9", True),
-        ("tiny", False),
-        ("tiny@speculative", False),
-        ("tiny@batch-generator", False),
+        ("max-kv-size=9", True),
+        ("batch-generator@max-kv-size=9", True),
+        ("", False),
+        ("speculative", False),
+        ("batch-generator", False),
     ],
 )
-def test_a_record_of_bounded_caches_speaks_of_no_others(variant: str, is_known: bool) -> None:
-    found = bug("x", (Prefill(10),), "mask_shows_exactly_the_visible_set", family="qwen3", variant=variant)
+def test_a_record_of_bounded_caches_speaks_of_no_others(caches: str, is_known: bool) -> None:
+    """Whatever the folder of a checkpoint is called."""
+    shows = "mask_shows_exactly_the_visible_set"
+    found = bug("x", (Prefill(10),), shows, caches, 9, family="qwen3", variant="tiny@max-kv-size=9")
     assert ((told := known.known_of(found)) is not None) is is_known
     assert told is None or "caches @max-kv-size=" in told["matched"]
 
 
 def test_a_record_of_two_conditions_wants_both() -> None:
     told = [
-        known.known_of(bug("x", (Prefill(9),), LENGTH, family="qwen3", variant=f"tiny{caches}"))
-        for caches in ("@batch-generator-in-pieces@max-kv-size=9", "@batch-generator", "@max-kv-size=9", "")
+        known.known_of(bug("x", (Prefill(9),), LENGTH, caches, 9, family="qwen3"))
+        for caches in ("batch-generator-in-pieces@max-kv-size=9", "batch-generator", "max-kv-size=9", "")
     ]
     assert told[0] is not None and told[0]["id"] == "batch_generator_drops_sinks" and told[1:] == [None, None, None]
     assert "caches @batch-generator@max-kv-size=" in told[0]["matched"]
@@ -123,13 +147,54 @@ def test_a_record_of_two_conditions_wants_both() -> None:
 def test_what_may_follow_from_two_bugs_says_so() -> None:
     """Its own bug has one name; of a consequence nobody knows, and both are told."""
     given = "outputs_equal_the_cache_free_forward"
-    told = known.known_of(
-        bug("x", (Prefill(13),), given, family="qwen3", variant="tiny@batch-generator@max-kv-size=12")
-    )
+    told = known.known_of(bug("x", (Prefill(13),), given, "batch-generator@max-kv-size=12", 12, family="qwen3"))
     assert told is not None and told["id"] == "batch_generator_drops_sinks"
     assert told["matched"].endswith("(or it follows from rotating_chunk_hides_sinks)")
-    alone = known.known_of(bug("x", (Prefill(13),), given, family="qwen3", variant="tiny@max-kv-size=12"))
+    alone = known.known_of(bug("x", (Prefill(13),), given, "max-kv-size=12", 12, family="qwen3"))
     assert alone is not None and alone["id"] == "rotating_chunk_hides_sinks" and "(or" not in alone["matched"]
+
+
+@pytest.mark.parametrize(
+    "operations", [(Prefill(11),), (Prefill(10), Decode(1)), (Prefill(11), Rollback(2), Decode(2))]
+)
+def test_a_bug_in_front_of_the_bound_is_none_of_those_behind_it(operations: tuple[Operation, ...]) -> None:
+    """Whatever masks and rows do before a ring turns is news."""
+    for name in ("mask_shows_exactly_the_visible_set", LENGTH, "outputs_equal_the_cache_free_forward"):
+        given = ("x", operations, name, "batch-generator@max-kv-size=12")
+        assert known.known_of(bug(*given, 12, family="qwen3")) is None
+        assert known.known_of(bug(*given, 11, family="qwen3")) is not None
+
+
+@pytest.mark.parametrize(
+    ("operations", "is_known"),
+    [
+        ((Prefill(2), Prefill(2, 1), Batch((0, 1)), BatchDecode(1)), False),
+        ((Prefill(2), Batch((0, 1)), BatchDecode(1)), True),
+        ((Batch((0, 1)), BatchForward((2, 1))), True),
+        ((Batch((0, 1)), BatchForward((2, 2)), BatchDecode(3)), False),
+        ((Batch((0, 1)), BatchForward((2,)), Rollback(1, 1), BatchDecode(1)), True),
+        ((Prefill(3), Fork(1), Batch((0, 1)), BatchDecode(1)), False),
+        ((Prefill(3), Fork(1), Chunk(2, 1), Batch((0, 1)), BatchDecode(1)), True),
+        ((Batch((0, 1)), Verify(3, 1), BatchDecode(1)), True),
+        ((Prefill(2), Snapshot(0), Decode(1), Restore(0), Prefill(2, 1), Batch((0, 1)), BatchDecode(1)), False),
+        ((Prefill(3), Prefill(3, 1), TrimFront(1), Batch((0, 1)), BatchDecode(1)), True),
+    ],
+    ids=[
+        "alike",
+        "one-empty",
+        "right-padded",
+        "alike-in-forwards",
+        "rolled-back",
+        "forked",
+        "forked-and-on",
+        "verified",
+        "restored",
+        "trimmed",
+    ],
+)
+def test_a_record_of_ragged_batches_speaks_of_no_others(operations: tuple[Operation, ...], is_known: bool) -> None:
+    found = known.known_of(bug("x", operations, "batch_rows_equal_solo_runs", family="nemotron_h"))
+    assert (found is not None) is is_known
 
 
 def test_every_record_matches_what_it_says_and_names_operations_that_there_are() -> None:
@@ -137,6 +202,7 @@ def test_every_record_matches_what_it_says_and_names_operations_that_there_are()
 
     codes = {kind.code for kind in OPERATIONS}
     assert [each.id for each in known_failures() if not set(each.operations) <= codes] == []
+    assert [each.id for each in known_failures() if not set(each.states) <= set(STATES)] == []
 
 
 def result(*found: FoundBug) -> CampaignResult:

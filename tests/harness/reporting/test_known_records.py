@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from harness.known import unproved
 from harness.reporting import family_markdown, html_page, load_schema
 from harness.reporting.grids import over_time
 from harness.reporting.history import BAD, checked, entry, properties_over_time
@@ -74,3 +75,15 @@ def test_it_is_shown_where_verdicts_are(records: dict[str, Record]) -> None:
 
 def test_a_record_of_the_first_version_is_still_read(records: dict[str, Record]) -> None:
     assert family_markdown(records["pass"] | {"schema_version": 1}) == family_markdown(records["pass"])
+
+
+@pytest.mark.parametrize("what", ["nothing", "vacuous", "missed"])
+def test_what_was_not_shown_behind_a_known_finding_is_not_passed_over(what: str, make: Record) -> None:
+    """Its verdict speaks of the finding; a strict run asks for the rest as well."""
+    (record,) = shards(make, True)
+    record["control"] = record["control"] or {"caught": True}
+    record["properties"] = [row for row in record["properties"] if row["verdict"] != "VACUOUS"]
+    if what == "vacuous":
+        record["properties"].append({"id": "x", "verdict": "VACUOUS"})
+    record["control"]["caught"] = what != "missed"
+    assert record["verdict"] == "KNOWN" and unproved(record) is (what != "nothing")

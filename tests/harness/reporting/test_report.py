@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -216,3 +217,39 @@ def test_the_index_links_to_its_reports_and_to_nothing_else(records: dict[str, R
     page = (folder / "index.html").read_text()
     assert '<a href="families/odd%20%281%29.html">families/odd%20%281%29</a>' in page and page.count("<a ") == 1
     assert (folder / "families" / "odd (1).html").is_file()
+
+
+@pytest.mark.parametrize(
+    "place", ["targets/a.json", "checkpoints/a.json", "history.jsonl", "faults/kill-matrix.json", "families/a.partial"]
+)
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    os.mkfifo(tmp_path / place)
+    code, said = cli.main(["report", "--out", str(tmp_path)]), capsys.readouterr()
+    if place.endswith(".partial"):  # that it is there says enough
+        assert code == 0 and "families/a" in said.out
+    else:
+        assert code == 2 and said.err.count("\n") == 1 and "is not a regular file" in said.err
+
+
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "targets").write_text("x")
+    assert cli.main(["report", "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "targets: is not a folder" in said and not (tmp_path / "index.md").exists()
+
+
+def test_a_name_that_is_not_utf_8_is_named(
+    records: dict[str, Record], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "families" / os.fsdecode(b"\xff.json")
+    path.parent.mkdir()
+    try:
+        path.write_text(json.dumps(records["pass"]))
+    except OSError:
+        pytest.skip("this file system has no such names")
+    assert cli.main(["report", "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "rename the file" in said and not (tmp_path / "index.md").exists()
