@@ -36,7 +36,7 @@ TRIMS_ITSELF = "its chunked caches drop their own fronts, and its masks begin at
 
 def _parts(rest: str) -> tuple[str, str]:
     """What stands before the @ that says whose caches, and what behind it. A folder may have an @ in its name."""
-    bounded = rf"{BOUNDED}[0-9]{{1,9}}"
+    bounded = rf"{BOUNDED}(?:0|[1-9][0-9]{{0,8}})"  # one name for one number
     named = "|".join((LIVE_WINDOW, bounded, SPECULATIVE, *(rf"{each}(?:@{bounded})?" for each in SETTINGS)))
     behind = re.fullmatch(rf"(.*?)@({named})", rest, re.DOTALL)
     return (behind[1], behind[2]) if behind else (rest, OWN)

@@ -94,10 +94,7 @@ def unknown(name: str, known: Collection[str], kind: str) -> str:
     """What to say of a name that a catalogue lacks: the nearest ones, and what lists all. ``kind``: of target."""
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     nearest = f"nearest: {', '.join(near)}; " if near else ""
-    return (
-        f"{kind} has no family {name!r:.60} in the catalogue; {nearest}"
-        f"kv-harness families --kind {kind} lists all {len(known)}"
-    )
+    return f"{kind} has no family {name!r:.60} in the catalogue; {nearest}kv-harness families --kind {kind} lists them"
 
 
 FAMILIES, WITHOUT_ENTRY = catalogue(FOLDER, Family)
