@@ -22,6 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "harness.operations",
         "harness.ledger",
         "harness.findings",
+        "harness.known_states",
         "harness.scratch",
         "harness.seeds",
         "harness.trace",
