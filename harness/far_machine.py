@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from harness import far_strategies as far
@@ -58,6 +59,8 @@ class FarMachine(ProgramMachine):
             if shape.crowd and self._wide():  # a crowd of short sequences does not fill what is wide
                 self._apply(Chunk(280))
                 self._apply(Decode(ROUNDS[shape.lengths[1] - 1]))
+                if shape.lengths[3] % 2:
+                    self._apply_able((TrimFront(shape.lengths[2]),))
                 self._apply(Chunk(1 + shape.lengths[2]))
             return
         for index, tokens in enumerate(shape.lengths[2:], 2):
@@ -80,11 +83,13 @@ class FarMachine(ProgramMachine):
         self._extend(index, 3)
 
     @precondition(lambda self: self._wide())
-    @rule(tokens=far.growths)
-    def turn_what_is_wide(self, tokens: int) -> None:
-        """Token by token once round a ring, or past the edge of a chunk."""
+    @rule(tokens=far.growths, n=draw.trim_counts, trims=st.booleans())
+    def turn_what_is_wide(self, tokens: int, n: int, trims: bool) -> None:
+        """Token by token once round a ring, or past the edge of a chunk. What has turned may lose its front."""
         index = self._long()
         self._apply(Decode(ROUND, index))
+        if trims:
+            self._apply_able((TrimFront(n, 0, index),))
         self._extend(index, tokens)
         self._apply(Decode(5, index))
 
