@@ -59,8 +59,8 @@ class FarMachine(ProgramMachine):
             if shape.crowd and self._wide():  # a crowd of short sequences does not fill what is wide
                 self._apply(Chunk(280))
                 self._apply(Decode(ROUNDS[shape.lengths[1] - 1]))
-                if shape.lengths[3] % 2:
-                    self._apply_able((TrimFront(shape.lengths[2]),))
+                if shape.lengths[3] % 2:  # a few go, or all but a few
+                    self._apply_able((TrimFront(shape.lengths[2] if shape.forks else self._all_but(shape.lengths[2])),))
                 self._apply(Chunk(1 + shape.lengths[2]))
             return
         for index, tokens in enumerate(shape.lengths[2:], 2):
@@ -166,6 +166,10 @@ class FarMachine(ProgramMachine):
         """The longest sequence. It is the first one, unless that was cut."""
         owners: Sequence[Owner] = self.judge.run.owners if self.judge is not None else ()
         return max(range(len(owners)), key=lambda index: (self._ledger(index).live_len, -index), default=0)
+
+    def _all_but(self, keys: int) -> int:
+        """Tokens that a front trim of the first sequence drops, so that so many are left."""
+        return max(0, self._ledger(0).live_len - keys)
 
     def _crowded(self) -> bool:
         return self._can_batch() and self.judge is not None and len(self.judge.run.owners) >= CROWD

@@ -29,6 +29,10 @@ def _wide_ring(target: Any) -> bool:
     return any(rule is not None and (rule.window or 0) > GROWTH for rule in target.rules)
 
 
+def _wide_ring_without_sinks(target: Any) -> bool:
+    return any(rule is not None and (rule.window or 0) > GROWTH > rule.sinks == 0 for rule in target.rules)
+
+
 def _without_rules(target: Any) -> bool:
     return not any(target.rules) and not _paged(target)
 
@@ -100,6 +104,18 @@ def _trims_by_slots(original: Any) -> Any:
         if isinstance(self, RotatingKVCache) and self.window > GROWTH and not self.sinks and len(self._held) > 1:
             self._held = [range(min(run.start for run in self._held), self.offset)]
         count: int = original(self, n, keep)
+        return count
+
+    return trim_front
+
+
+def _keeps_its_room(original: Any) -> Any:
+    def trim_front(self: RuledKVCache, n: int, keep: int = 0) -> int:
+        count: int = original(self, n, keep)
+        if isinstance(self, RotatingKVCache) and self.window > GROWTH:
+            for side in (self._keys, self._values):
+                if side is not None:
+                    side.reserve(self.window, self.held_len)
         return count
 
     return trim_front
@@ -233,9 +249,15 @@ FAULTS: tuple[Fault, ...] = (
         "a front trim takes a ring wider than 256 slots that has turned for one that is in order",
         _ROWS,
         replacing(RuledKVCache, "trim_front", _trims_by_slots),
-        shown_on=lambda target: any(
-            rule is not None and (rule.window or 0) > GROWTH > rule.sinks == 0 for rule in target.rules
-        ),
+        shown_on=_wide_ring_without_sinks,
+        layer="cache",
+    ),
+    Fault(
+        "wide-ring-keeps-its-room",
+        "a front trim leaves a ring wider than 256 slots the room for its whole window, however few keys are left",
+        "memory_is_given_back",
+        replacing(RuledKVCache, "trim_front", _keeps_its_room),
+        shown_on=_wide_ring_without_sinks,
         layer="cache",
     ),
     Fault(

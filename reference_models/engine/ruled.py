@@ -101,7 +101,8 @@ class RuledKVCache(KVCache):
         return sides[0].held(self.held_len), sides[1].held(self.held_len)
 
     def trim_front(self, n: int, keep: int = 0) -> int:
-        """Forget the n oldest tokens, by position: every key before the new ``live_start`` goes.
+        """Forget the n oldest tokens, by position: every key before the new ``live_start`` goes. Buffers of the least
+        capacity are left.
 
         ``live_start`` grows by n, whether or not the keys of those tokens were still held, so that layers with a cache
         of another kind agree on what is seen. When every token goes, the buffers are dropped.
@@ -125,7 +126,9 @@ class RuledKVCache(KVCache):
         if self.live_start == self.offset:
             self._held, self._keys, self._values = [], None, None
         else:
-            self._rearrange([range(self.live_start, self.offset)])
+            # Moved even where they are in order at the front, as on a ring that has just turned: to be given back.
+            self._keep(found(self._held, [range(self.live_start, self.offset)]))
+            self._evaluate()
         return n
 
     def rollback(self, n: int) -> int:
@@ -182,7 +185,7 @@ class RuledKVCache(KVCache):
         for slot, run in parts:
             if slot != end:
                 self._keep(parts)
-                mx.eval([side.arrays for side in (self._keys, self._values) if side is not None])
+                self._evaluate()
                 return
             end += len(run)
         self._held = joined(run for _, run in parts)
@@ -193,6 +196,10 @@ class RuledKVCache(KVCache):
             if side is not None:
                 side.take([range(slot, slot + len(run)) for slot, run in parts])
         self._held = joined(run for _, run in parts)
+
+    def _evaluate(self) -> None:
+        """Now: a lazy copy would hold the old, larger buffer until somebody reads it."""
+        mx.eval([side.arrays for side in (self._keys, self._values) if side is not None])
 
     def _check_slots(self, slots: set[int]) -> None:
         """Raise ValueError unless arrays of so many slots are those of the positions read."""

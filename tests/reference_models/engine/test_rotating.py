@@ -236,3 +236,14 @@ def test_the_offset_policy_still_takes_its_width_from_the_offset() -> None:
     assert chunk_mask(1, cache, "offset") is None
     few = filled(RotatingKVCache(4), 3)  # nothing is gone yet: the policies agree
     assert mx.array_equal(chunk_mask(3, few), chunk_mask(3, few, "offset"))
+
+
+@both_storages
+@pytest.mark.parametrize("turned", [0, 1, 2, 5, 40, 299])
+@pytest.mark.parametrize("left", [1, 2, 5, 40, 299])
+def test_a_front_trim_leaves_buffers_of_the_least_capacity(storage: Storage, turned: int, left: int) -> None:
+    """Wherever the keys that are left stand on the ring: also where they are its first slots, in order."""
+    cache = filled(RotatingKVCache(300, 0, storage), 299, *[1] * (1 + turned))
+    cache.trim_front(cache.offset - cache.live_start - left)
+    assert cache.live_len == left
+    assert [side.capacity for side in (cache._keys, cache._values) if side] == [256 if left <= 256 else 300] * 2
