@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from harness import far_strategies as far
@@ -83,13 +82,11 @@ class FarMachine(ProgramMachine):
         self._extend(index, 3)
 
     @precondition(lambda self: self._wide())
-    @rule(tokens=far.growths, n=draw.trim_counts, trims=st.booleans())
-    def turn_what_is_wide(self, tokens: int, n: int, trims: bool) -> None:
-        """Token by token once round a ring, or past the edge of a chunk. What has turned may lose its front."""
+    @rule(tokens=far.growths)
+    def turn_what_is_wide(self, tokens: int) -> None:
+        """Token by token once round a ring, or past the edge of a chunk."""
         index = self._long()
         self._apply(Decode(ROUND, index))
-        if trims:
-            self._apply_able((TrimFront(n, 0, index),))
         self._extend(index, tokens)
         self._apply(Decode(5, index))
 

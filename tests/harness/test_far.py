@@ -175,6 +175,7 @@ def test_an_error_in_front_of_a_crowd_is_a_finding_and_the_search_goes_on(
         "wide-ring-turns-one-slot-late",
         "wide-ring-in-order-loses-a-row",
         "wide-ring-is-trimmed-by-slots",
+        "wide-ring-keeps-its-room",
     ],
 )
 def test_bugs_of_large_steps_are_found(name: str) -> None:
